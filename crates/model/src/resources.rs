@@ -1,0 +1,45 @@
+//! Amounts of named resources: what a task asks for, what a node has.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Amounts in thousandths of a unit (`cpu: 0.5` is 500; memory counts bytes, so 1 Ki is 1 024 000),
+/// which keeps fractions exact and sums free of rounding.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Resources(pub BTreeMap<String, u64>);
+
+impl Resources {
+    pub const CPU: &'static str = "cpu";
+    pub const MEMORY: &'static str = "memory";
+    /// Every attempt takes one of these, so that a node has an upper bound of processes.
+    pub const TASKS: &'static str = "tasks";
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn get(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or(0)
+    }
+
+    pub fn with(mut self, name: &str, thousandths: u64) -> Self {
+        self.0.insert(name.to_owned(), thousandths);
+        self
+    }
+
+    pub fn add(&mut self, other: &Resources) {
+        for (name, amount) in &other.0 {
+            *self.0.entry(name.clone()).or_default() += amount;
+        }
+    }
+
+    /// Gives back what was added before; taking more than is there is a bookkeeping error of ours.
+    pub fn subtract(&mut self, other: &Resources) {
+        for (name, amount) in &other.0 {
+            let have = self.0.entry(name.clone()).or_default();
+            *have = have.checked_sub(*amount).expect("a reservation is released once");
+        }
+    }
+}
