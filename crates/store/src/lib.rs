@@ -1,1 +1,38 @@
+//! The contract of a state database, in domain verbs. Each verb is one transaction.
+//!
+//! Three traits, three kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
+//! fenced), [`IntentStore`] for users and agents (guarded by the state they expect, and every change
+//! that an owner must notice leaves an *attention* row in the same transaction), [`Views`] for screens.
+//! SQL lives in the crates that implement them; `tenure-store-conformance` holds them to one behaviour.
+//!
+//! How writers are kept apart: a run has a `revision` that every transaction touching the run or its
+//! task instances advances. The owner writes under the revision it has cached; when a user's clear got
+//! in between, the owner's change to that run, and to that run alone, is a conflict: evict, reload,
+//! plan again.
 
+mod error;
+mod intent;
+mod scheduling;
+mod views;
+
+use std::sync::Arc;
+
+pub use error::StoreError;
+pub use intent::{
+    ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
+    NodeRegistration, PoolRecord, Registered, Trigger,
+};
+pub use scheduling::{
+    Attention, AttentionItem, AuditEntry, CachedTi, Committed, DagSchedule, DagVersion, NewRunOutcome, PastRun, Pass,
+    RunChange, RunHeader, RunSnapshot, ScheduleChange, SchedulingStore, ShardSnapshot, StateChange, TiChange, TryRecord,
+};
+pub use views::{
+    AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView, VersionView,
+    Views,
+};
+
+/// A whole state database.
+pub trait Store: SchedulingStore + IntentStore + Views + tenure_lease::LeaseStore {}
+impl<T: SchedulingStore + IntentStore + Views + tenure_lease::LeaseStore> Store for T {}
+
+pub type SharedStore = Arc<dyn Store>;

@@ -1,0 +1,174 @@
+//! What users and agents ask for. Not fenced: guarded by the state it expects, and followed by an
+//! attention row for the shard's owner.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tenure_model::state::Mark;
+use tenure_model::{DagId, DagSpec, NewRun, NodeId, PoolName, Resources, RunId, RunState, TaskId, TenantId};
+
+use crate::{RunHeader, RunView, StoreError, TiView, VersionView};
+
+#[async_trait]
+pub trait IntentStore: Send + Sync {
+    /// Makes a dag version the one in force. The same content again changes nothing.
+    async fn register_dag(&self, registration: &DagRegistration) -> Result<Registered, StoreError>;
+
+    async fn set_paused(&self, trigger: &Trigger, dag: &DagId, paused: bool) -> Result<(), StoreError>;
+
+    /// Forgets a dag with its versions, runs and task instances. A run that is still active is a conflict.
+    async fn delete_dag(&self, trigger: &Trigger, dag: &DagId) -> Result<(), StoreError>;
+
+    /// Creates a run with its task instances, all untouched.
+    async fn create_run(&self, trigger: &Trigger, run: &NewRun) -> Result<CreateRunOutcome, StoreError>;
+
+    /// Forgets a finished run.
+    async fn delete_run(&self, trigger: &Trigger, dag: &DagId, run: &RunId) -> Result<(), StoreError>;
+
+    /// Ends a run, or (with `Queued`) sends it round again: running task instances take the state and are
+    /// stopped, pending ones are skipped, finished ones stay.
+    async fn set_run_state(
+        &self,
+        trigger: &Trigger,
+        dag: &DagId,
+        run: &RunId,
+        state: RunState,
+    ) -> Result<RunView, StoreError>;
+
+    async fn set_run_note(
+        &self,
+        trigger: &Trigger,
+        dag: &DagId,
+        run: &RunId,
+        note: Option<&str>,
+    ) -> Result<RunView, StoreError>;
+
+    /// Sends task instances round again, as `request` selects them.
+    async fn clear(&self, trigger: &Trigger, request: &ClearRequest) -> Result<Cleared, StoreError>;
+
+    /// Declares task instances to be in a terminal state.
+    async fn mark(&self, trigger: &Trigger, request: &MarkRequest) -> Result<Vec<TiView>, StoreError>;
+
+    async fn put_pool(&self, trigger: &Trigger, pool: &PoolRecord) -> Result<(), StoreError>;
+
+    /// A pool that unfinished tasks may name is kept by those: they wait until it is there again.
+    async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError>;
+
+    /// A node (re)appears with what it has.
+    async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError>;
+}
+
+/// Who asks, for whom, and when.
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    pub tenant: TenantId,
+    /// `admin`, `dags folder`.
+    pub actor: String,
+    pub at: Timestamp,
+}
+
+#[derive(Clone, Debug)]
+pub struct DagRegistration {
+    pub trigger: Trigger,
+    pub spec: DagSpec,
+    /// The text it was parsed from.
+    pub source: String,
+    /// Where that came from: a file name, `api`.
+    pub origin: String,
+    /// For a dag that is new; one that exists keeps what its users chose.
+    pub paused_if_new: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Registered {
+    pub version: VersionView,
+    /// False: this content was in force already.
+    pub changed: bool,
+    pub new_dag: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum CreateRunOutcome {
+    Created(RunHeader),
+    /// The same idempotency key with the same request came before.
+    Replayed(RunHeader),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClearRequest {
+    pub dag: DagId,
+    pub run: RunId,
+    pub selection: ClearSelection,
+    /// Keep only failed and upstream-failed task instances.
+    pub only_failed: bool,
+    /// Keep only running ones.
+    pub only_running: bool,
+    /// Also what comes before, or after, each selected task in the graph.
+    pub upstream: bool,
+    pub downstream: bool,
+    /// Also the same tasks in runs with an earlier, or later, logical date.
+    pub past: bool,
+    pub future: bool,
+    /// Finished runs go back to `queued`; otherwise the run's state is left alone.
+    pub reset_runs: bool,
+    /// Follow the newest dag version: tasks it no longer has become `removed`, new ones are added.
+    pub latest_version: bool,
+    /// Say what would be cleared and change nothing.
+    pub dry_run: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClearSelection {
+    All,
+    Tasks(Vec<TaskId>),
+}
+
+#[derive(Clone, Debug)]
+pub struct Cleared {
+    /// As they were before.
+    pub tis: Vec<TiView>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct MarkRequest {
+    pub dag: DagId,
+    pub run: RunId,
+    pub task: TaskId,
+    /// `None`: every map index.
+    pub map_index: Option<i32>,
+    pub mark: Mark,
+    pub upstream: bool,
+    pub downstream: bool,
+    pub past: bool,
+    pub future: bool,
+    pub dry_run: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    pub name: PoolName,
+    pub slots: u32,
+    pub description: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeRegistration {
+    pub node: NodeId,
+    pub capacity: Resources,
+    pub labels: BTreeMap<String, String>,
+    /// The agent's version.
+    pub version: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub node: NodeId,
+    pub capacity: Resources,
+    pub labels: BTreeMap<String, String>,
+    pub version: String,
+    pub registered_at: Timestamp,
+    pub draining: bool,
+}

@@ -1,0 +1,257 @@
+//! What the owner of a shard reads and writes.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tenure_lease::EpochGuard;
+use tenure_model::timetable::ScheduleProgress;
+use tenure_model::{
+    AttemptId, DagId, DagSpec, DataInterval, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskId,
+    TaskInstance, TaskNo, TaskState, TenantId, TiKey,
+};
+use tokio::sync::watch;
+
+use crate::{NodeRecord, PoolRecord, StoreError};
+
+#[async_trait]
+pub trait SchedulingStore: Send + Sync {
+    /// How many shards the dags are divided into; fixed when the database is created.
+    async fn shard_count(&self) -> Result<u16, StoreError>;
+
+    /// What an owner needs to take over: every dag's schedule, every run that is not finished (running
+    /// ones with their task instances), pools, nodes. Finished history is not touched.
+    async fn shard_snapshot(&self, shard: ShardId) -> Result<ShardSnapshot, StoreError>;
+
+    /// What users and other replicas have changed since it was last told so. Items stay until a pass
+    /// names them as done, so a crash loses none.
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError>;
+
+    /// Runs as they are now, with their task instances. Runs that no longer exist are left out.
+    async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError>;
+
+    /// A dag's schedule as it is now; `None` when it is gone.
+    async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError>;
+
+    /// An immutable dag version.
+    async fn dag_version(&self, tenant: &TenantId, dag: &DagId, version: u32) -> Result<DagVersion, StoreError>;
+
+    /// The latest run of the dag with an earlier logical date, for tasks that depend on the past.
+    async fn past_run(&self, tenant: &TenantId, dag: &DagId, before: Timestamp) -> Result<Option<PastRun>, StoreError>;
+
+    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
+
+    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError>;
+
+    /// Values that tasks of a run have returned.
+    async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError>;
+
+    /// Writes everything a pass has decided, in one transaction under the fence. Runs whose revision
+    /// has moved are left untouched and named in the answer; the others are committed.
+    async fn commit_pass(&self, guard: &EpochGuard<'_>, pass: &Pass) -> Result<Committed, StoreError>;
+
+    /// Changes whenever this process has committed something that leaves attention behind (and, where
+    /// the database can tell, when another process has). Carries nothing that must not be lost.
+    fn wakes(&self) -> watch::Receiver<u64>;
+}
+
+#[derive(Clone, Debug)]
+pub struct ShardSnapshot {
+    pub dags: Vec<DagSchedule>,
+    /// Finished ones are not there; `Queued` ones come without task instances.
+    pub running: Vec<RunSnapshot>,
+    pub queued: Vec<RunHeader>,
+    pub pools: Vec<PoolRecord>,
+    pub nodes: Vec<NodeRecord>,
+}
+
+/// What the timetable loop knows of a dag.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DagSchedule {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub shard: ShardId,
+    pub version: u32,
+    pub paused: bool,
+    pub progress: ScheduleProgress,
+}
+
+#[derive(Clone, Debug)]
+pub struct DagVersion {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub version: u32,
+    pub spec: Arc<DagSpec>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunHeader {
+    pub key: RunKey,
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub run_id: RunId,
+    pub version: u32,
+    pub shard: ShardId,
+    pub state: RunState,
+    /// Grows with every transaction that touches the run or one of its task instances. 0: fresh.
+    pub revision: i64,
+    pub run_type: RunType,
+    pub logical_date: Option<Timestamp>,
+    pub data_interval: Option<DataInterval>,
+    pub run_after: Timestamp,
+    pub queued_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub conf: Value,
+}
+
+#[derive(Clone, Debug)]
+pub struct RunSnapshot {
+    pub header: RunHeader,
+    pub tis: Vec<CachedTi>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct CachedTi {
+    pub task: TaskNo,
+    pub map_index: i32,
+    pub task_id: TaskId,
+    pub ti: TaskInstance,
+}
+
+/// The states of the previous run of a dag, by task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PastRun {
+    pub key: RunKey,
+    pub state: RunState,
+    pub tasks: Vec<(TaskId, TaskState)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionItem {
+    pub seq: i64,
+    pub what: Attention,
+}
+
+/// Something an owner must look at. It says where, never what: the rows are the truth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Attention {
+    /// Created, cleared, marked, cancelled, deleted.
+    Run { run: RunKey },
+    /// Registered, paused, unpaused, deleted.
+    Dag { tenant: TenantId, dag: DagId },
+    /// An agent should stop this attempt; its row has already moved on.
+    Stop { node: NodeId, attempt: AttemptId },
+    /// Pools or nodes changed.
+    Limits,
+}
+
+/// Everything one pass has decided.
+#[derive(Clone, Debug, Default)]
+pub struct Pass {
+    /// When it was decided, for audit rows.
+    pub at: Option<Timestamp>,
+    pub runs: Vec<RunChange>,
+    pub new_runs: Vec<NewRun>,
+    pub schedules: Vec<ScheduleChange>,
+    /// Attention that has been dealt with.
+    pub attended: Vec<i64>,
+}
+
+impl Pass {
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.new_runs.is_empty() && self.schedules.is_empty() && self.attended.is_empty()
+    }
+}
+
+/// All changes to one run: applied together, or not at all.
+#[derive(Clone, Debug)]
+pub struct RunChange {
+    pub run: RunKey,
+    /// The revision it was decided from.
+    pub revision: i64,
+    pub state: Option<StateChange>,
+    pub tis: Vec<TiChange>,
+    /// Tries that have ended and are followed by another one.
+    pub past_tries: Vec<TryRecord>,
+    pub results: Vec<(TiKey, Value)>,
+    pub audit: Vec<AuditEntry>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateChange {
+    pub from: RunState,
+    pub to: RunState,
+    pub at: Timestamp,
+    /// The dag version the run follows from now on, where it changes.
+    pub reason: Option<String>,
+}
+
+/// A task instance's new row, and the state it was decided from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TiChange {
+    pub ti: TiKey,
+    pub from: TaskState,
+    pub from_attempt: Option<AttemptId>,
+    pub to: TaskInstance,
+}
+
+/// One finished try, kept when another follows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TryRecord {
+    pub ti: TiKey,
+    pub task_id: TaskId,
+    pub instance: TaskInstance,
+}
+
+/// One step in the life of a run or a task instance: who did it is in the row around it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AuditEntry {
+    /// Absent: about the run itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map_index: Option<i32>,
+    /// `created`, `scheduled`, `bound`, `claimed`, `ended`, `withdrawn`, `cleared`, `marked`, …
+    pub event: String,
+    pub from: String,
+    pub to: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub try_number: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<AttemptId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScheduleChange {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    /// `run_after` of the latest run the timetable has made.
+    pub last_tick: Timestamp,
+    /// When the timetable wants the next one, for people to see.
+    pub next_tick: Option<Timestamp>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Committed {
+    /// Runs whose revision had moved: evict, reload, plan again.
+    pub conflicts: Vec<RunKey>,
+    /// One per `Pass::new_runs`, in order.
+    pub created: Vec<NewRunOutcome>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum NewRunOutcome {
+    /// Freshly created: every task instance is untouched.
+    Created(Box<RunHeader>),
+    /// A run with this id or logical date exists already: an earlier owner made it.
+    Exists,
+    /// The dag is gone.
+    NoDag,
+}
