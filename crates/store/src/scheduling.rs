@@ -149,10 +149,11 @@ pub enum Attention {
 }
 
 /// Everything one pass has decided.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Pass {
-    /// When it was decided, for audit rows.
-    pub at: Option<Timestamp>,
+    /// When it was decided, and by which holder, for audit rows.
+    pub at: Timestamp,
+    pub actor: String,
     pub runs: Vec<RunChange>,
     pub new_runs: Vec<NewRun>,
     pub schedules: Vec<ScheduleChange>,
@@ -161,6 +162,11 @@ pub struct Pass {
 }
 
 impl Pass {
+    pub fn new(at: Timestamp, actor: impl Into<String>) -> Self {
+        let (runs, new_runs, schedules, attended) = Default::default();
+        Self { at, actor: actor.into(), runs, new_runs, schedules, attended }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty() && self.new_runs.is_empty() && self.schedules.is_empty() && self.attended.is_empty()
     }
@@ -185,7 +191,7 @@ pub struct StateChange {
     pub from: RunState,
     pub to: RunState,
     pub at: Timestamp,
-    /// The dag version the run follows from now on, where it changes.
+    /// Why, where the tasks do not say: a deadlock, a timeout.
     pub reason: Option<String>,
 }
 
