@@ -7,6 +7,7 @@ pub mod assignment;
 pub mod duration;
 pub mod ids;
 pub mod instance;
+pub mod params;
 pub mod report;
 pub mod resources;
 pub mod retry;

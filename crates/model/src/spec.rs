@@ -97,14 +97,19 @@ impl Schedule {
 /// A parameter that a trigger may set with `conf`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParamSpec {
-    /// Absent: every trigger must give it.
-    #[serde(default)]
+    /// Absent: every trigger must give it. A default of null is a default.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub default: Option<Value>,
     #[serde(default)]
     pub description: Option<String>,
     /// JSON Schema keywords that the value must meet (`type`, `enum`, `minimum`, `pattern`, …).
     #[serde(default)]
     pub schema: BTreeMap<String, Value>,
+}
+
+/// Without this, serde reads a null that is there as nothing at all.
+fn present<'de, D: serde::Deserializer<'de>>(input: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(input).map(Some)
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
