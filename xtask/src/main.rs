@@ -1,1 +1,74 @@
-fn main() {}
+//! The developer's front door: `cargo xtask up`, `cargo xtask test`, `cargo xtask fmt`.
+//!
+//! What CI runs is `cargo xtask test`, so that a person and the machine see the same. Everything here is
+//! a thin layer over cargo; nothing of the product lives in it.
+
+mod prerequisites;
+mod steps;
+mod test;
+mod up;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+
+/// Developer commands of Tenure.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Build the release binary and start it: `cargo xtask up --dags my-dags`.
+    Up {
+        /// Passed on to `tenure up`; `cargo xtask up -- --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        args: Vec<String>,
+    },
+    /// Everything a change must pass: format, lints, build, tests, doc tests.
+    Test {
+        /// Unit tests only: no real processes and databases, no doc tests.
+        #[arg(long)]
+        quick: bool,
+    },
+    /// Format every crate.
+    Fmt,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Task::Up { args } => up::run(&args),
+        Task::Test { quick } => test::run(quick),
+        Task::Fmt => fmt(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn fmt() -> anyhow::Result<()> {
+    let status = cargo(&["fmt", "--all"]).status().context("cargo fmt could not be started")?;
+    anyhow::ensure!(status.success(), "cargo fmt failed ({status})");
+    Ok(())
+}
+
+/// Cargo, in the root of the project, whatever folder the user stands in.
+fn cargo(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args).current_dir(root());
+    command
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask is a folder of the project").to_owned()
+}
