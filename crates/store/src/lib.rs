@@ -10,6 +10,7 @@
 //! in between, the owner's change to that run, and to that run alone, is a conflict: evict, reload,
 //! plan again.
 
+pub mod edit;
 mod error;
 mod intent;
 mod scheduling;
@@ -17,18 +18,20 @@ mod views;
 
 use std::sync::Arc;
 
-pub use error::StoreError;
+pub use edit::RunEdit;
+pub use error::{BoxError, StoreError};
 pub use intent::{
-    ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
-    NodeRegistration, PoolRecord, Registered, Trigger,
+    ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest,
+    NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
 };
 pub use scheduling::{
-    Attention, AttentionItem, AuditEntry, CachedTi, Committed, DagSchedule, DagVersion, NewRunOutcome, PastRun, Pass,
-    RunChange, RunHeader, RunSnapshot, ScheduleChange, SchedulingStore, ShardSnapshot, StateChange, TiChange, TryRecord,
+    Attention, AttentionItem, AuditEntry, CachedTi, Committed, DagSchedule, DagVersion, NewRunOutcome, Pass,
+    PastRun, RunChange, RunHeader, RunSnapshot, ScheduleChange, SchedulingStore, ShardSnapshot, StateChange,
+    TiChange, TryRecord,
 };
 pub use views::{
-    AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView, VersionView,
-    Views,
+    AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView,
+    VersionView, Views,
 };
 
 /// A whole state database.

@@ -9,8 +9,8 @@ use serde_json::Value;
 use tenure_lease::EpochGuard;
 use tenure_model::timetable::ScheduleProgress;
 use tenure_model::{
-    AttemptId, DagId, DagSpec, DataInterval, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskId,
-    TaskInstance, TaskNo, TaskState, TenantId, TiKey,
+    AttemptId, DagId, DagSpec, DataInterval, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId,
+    TaskId, TaskInstance, TaskNo, TaskState, TenantId, TiKey,
 };
 use tokio::sync::watch;
 
@@ -36,10 +36,20 @@ pub trait SchedulingStore: Send + Sync {
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError>;
 
     /// An immutable dag version.
-    async fn dag_version(&self, tenant: &TenantId, dag: &DagId, version: u32) -> Result<DagVersion, StoreError>;
+    async fn dag_version(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        version: u32,
+    ) -> Result<DagVersion, StoreError>;
 
     /// The latest run of the dag with an earlier logical date, for tasks that depend on the past.
-    async fn past_run(&self, tenant: &TenantId, dag: &DagId, before: Timestamp) -> Result<Option<PastRun>, StoreError>;
+    async fn past_run(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        before: Timestamp,
+    ) -> Result<Option<PastRun>, StoreError>;
 
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
 
@@ -168,7 +178,10 @@ impl Pass {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty() && self.new_runs.is_empty() && self.schedules.is_empty() && self.attended.is_empty()
+        self.runs.is_empty()
+            && self.new_runs.is_empty()
+            && self.schedules.is_empty()
+            && self.attended.is_empty()
     }
 }
 

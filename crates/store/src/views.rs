@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tenure_model::{
-    DagId, DagSpec, DataInterval, RunId, RunKey, RunState, RunType, ShardId, TaskId, TaskInstance, TaskNo, TaskState,
-    TenantId, TiKey, VersionHash,
+    DagId, DagSpec, DataInterval, RunId, RunKey, RunState, RunType, ShardId, TaskId, TaskInstance, TaskNo,
+    TaskState, TenantId, TiKey, VersionHash,
 };
 
 use crate::{AuditEntry, NodeRecord, PoolRecord, StoreError};
@@ -37,7 +37,12 @@ pub trait Views: Send + Sync {
     ) -> Result<Option<VersionView>, StoreError>;
 
     async fn list_runs(&self, query: &RunQuery) -> Result<Page<RunView>, StoreError>;
-    async fn get_run(&self, tenant: &TenantId, dag: &DagId, run: &RunId) -> Result<Option<RunView>, StoreError>;
+    async fn get_run(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        run: &RunId,
+    ) -> Result<Option<RunView>, StoreError>;
 
     async fn list_tis(&self, query: &TiQuery) -> Result<Page<TiView>, StoreError>;
     /// Past tries and the current one, oldest first.
