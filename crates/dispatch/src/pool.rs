@@ -1,0 +1,206 @@
+//! The bounded pool between the scheduler's pass and the executors.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use tenure_clock::Clock;
+use tenure_model::{FailReason, Outcome, Report, ReportBody};
+use tenure_store::SharedStore;
+use tokio::sync::{Notify, Semaphore, mpsc};
+
+use crate::prepare::{Binding, SecretSource, prepare};
+use crate::{AssignError, Executor};
+
+/// How many hand-overs run at once, and how many may wait behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSize {
+    pub workers: usize,
+    pub queue: usize,
+}
+
+impl PoolSize {
+    /// One machine: handing over is a matter of microseconds.
+    pub const LITE: PoolSize = PoolSize { workers: 1, queue: 1 };
+    /// Remote executors take milliseconds to seconds.
+    pub const PRO: PoolSize = PoolSize { workers: 16, queue: 256 };
+}
+
+#[derive(Clone)]
+pub struct DispatchPool {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    size: PoolSize,
+    workers: Semaphore,
+    outstanding: AtomicUsize,
+    freed: Notify,
+    store: SharedStore,
+    executor: Arc<dyn Executor>,
+    secrets: Arc<dyn SecretSource>,
+    clock: Arc<dyn Clock>,
+    /// What went wrong before an agent could speak for the attempt.
+    failures: mpsc::UnboundedSender<Report>,
+    metrics: DispatchMetrics,
+}
+
+impl std::fmt::Debug for DispatchPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DispatchPool").field("size", &self.shared.size).field("room", &self.room()).finish()
+    }
+}
+
+impl DispatchPool {
+    pub fn new(
+        size: PoolSize,
+        store: SharedStore,
+        executor: Arc<dyn Executor>,
+        secrets: Arc<dyn SecretSource>,
+        clock: Arc<dyn Clock>,
+        failures: mpsc::UnboundedSender<Report>,
+        metrics: DispatchMetrics,
+    ) -> Self {
+        let shared = Shared {
+            size,
+            workers: Semaphore::new(size.workers),
+            outstanding: AtomicUsize::new(0),
+            freed: Notify::new(),
+            store,
+            executor,
+            secrets,
+            clock,
+            failures,
+            metrics,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// How many bindings it would take now.
+    pub fn room(&self) -> usize {
+        let size = self.shared.size;
+        (size.workers + size.queue).saturating_sub(self.shared.outstanding.load(Ordering::Acquire))
+    }
+
+    /// Resolves when a hand-over has finished since the last call.
+    pub async fn freed(&self) {
+        self.shared.freed.notified().await;
+    }
+
+    /// A pass had more to hand out than there was room for.
+    pub fn was_full(&self) {
+        self.shared.metrics.at_capacity.inc();
+    }
+
+    /// Takes committed bindings. The caller has asked for room before it bound them; the few that a
+    /// takeover brings back beyond it are taken too, because they are in the database already.
+    pub fn offer(&self, bindings: Vec<Binding>) {
+        self.shared.outstanding.fetch_add(bindings.len(), Ordering::AcqRel);
+        self.shared.metrics.queue_depth.set(self.shared.outstanding.load(Ordering::Acquire) as i64);
+        for binding in bindings {
+            tokio::spawn(Arc::clone(&self.shared).hand_over(binding));
+        }
+    }
+
+    /// Passes a stop on to the attempt's node, outside of any pass.
+    pub fn stop(&self, node: tenure_model::NodeId, attempt: tenure_model::AttemptId) {
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move { shared.executor.stop(&node, attempt).await });
+    }
+}
+
+impl Shared {
+    async fn hand_over(self: Arc<Self>, binding: Binding) {
+        let queued = self.clock.boottime();
+        let permit = self.workers.acquire().await.expect("the semaphore is never closed");
+        let (node, attempt, ti) = (binding.node.clone(), binding.attempt, binding.ti);
+        // A task of its own, so that a panic in a template or an executor costs this attempt alone.
+        let worker = tokio::spawn({
+            let shared = Arc::clone(&self);
+            async move { shared.assign(binding).await }
+        });
+        let outcome = match worker.await {
+            Ok(outcome) => outcome,
+            Err(panic) => {
+                self.metrics.panics.inc();
+                tracing::error!(%attempt, %panic, "dispatch panicked");
+                Some(cannot_start("an internal error while preparing it; the server's log has the details"))
+            }
+        };
+        drop(permit);
+        if let Some(outcome) = outcome {
+            let body = ReportBody::End { attempt, ti, outcome, ended_at: self.clock.now(), result: None };
+            // A closed channel means that the scheduler has stopped; a later owner finds the attempt queued.
+            let _ = self.failures.send(Report { node, body });
+        }
+        let waited = self.clock.boottime().saturating_since(queued);
+        self.metrics.latency.observe(waited.as_secs_f64());
+        let left = self.outstanding.fetch_sub(1, Ordering::AcqRel) - 1;
+        self.metrics.queue_depth.set(left as i64);
+        self.freed.notify_one();
+    }
+
+    /// `None`: the agent has it and will speak for it from now on.
+    async fn assign(&self, binding: Binding) -> Option<Outcome> {
+        let assignment = match prepare(&binding, &*self.store, &*self.secrets).await {
+            Ok(assignment) => assignment,
+            Err(error) => return Some(cannot_start(&error.to_string())),
+        };
+        match self.executor.assign(assignment).await {
+            Ok(()) => None,
+            Err(error @ AssignError::NotTaken { .. }) => {
+                tracing::warn!(attempt = %binding.attempt, %error, "assignment not taken");
+                Some(Outcome::NeverStarted)
+            }
+            Err(error @ AssignError::StaleEpoch { .. }) => {
+                tracing::warn!(attempt = %binding.attempt, %error, "assignment refused");
+                None
+            }
+        }
+    }
+}
+
+fn cannot_start(error: &str) -> Outcome {
+    Outcome::Failed { reason: FailReason::CannotStart { error: error.to_owned() } }
+}
+
+#[derive(Clone, Debug)]
+pub struct DispatchMetrics {
+    queue_depth: Gauge,
+    at_capacity: Counter,
+    latency: Histogram,
+    panics: Counter,
+}
+
+impl DispatchMetrics {
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            queue_depth: Gauge::default(),
+            at_capacity: Counter::default(),
+            // 0.1 ms … 1.6 s in steps of four.
+            latency: Histogram::new(exponential_buckets(0.0001, 4.0, 8)),
+            panics: Counter::default(),
+        };
+        let (depth, latency) = (metrics.queue_depth.clone(), metrics.latency.clone());
+        registry.register(
+            "tenure_dispatch_queue_depth",
+            "Bindings being handed over or waiting for it",
+            depth,
+        );
+        registry.register(
+            "tenure_dispatch_at_capacity",
+            "Passes that left tasks scheduled because the dispatch pool was full",
+            metrics.at_capacity.clone(),
+        );
+        registry.register(
+            "tenure_dispatch_latency_seconds",
+            "From the commit of a binding to its agent",
+            latency,
+        );
+        registry.register("tenure_dispatch_panics", "Hand-overs that panicked", metrics.panics.clone());
+        metrics
+    }
+}
