@@ -10,6 +10,7 @@
 //! in between, the owner's change to that run, and to that run alone, is a conflict: evict, reload,
 //! plan again.
 
+mod derived;
 pub mod edit;
 mod error;
 mod intent;
@@ -18,6 +19,7 @@ mod views;
 
 use std::sync::Arc;
 
+pub use derived::{next_tick, request_fingerprint};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
 pub use intent::{
