@@ -1,1 +1,220 @@
+//! One behaviour for every store: facts about the contract, each an async function over a fresh database.
+//!
+//! A store crate calls [`exercise!`] in a test file with its own constructor and gets one test per fact.
+//! The facts use nothing but the public traits, real time and short leases; they say nothing about SQL.
 
+mod harness;
+
+pub mod attention;
+pub mod edits;
+pub mod leases;
+pub mod passes;
+pub mod races;
+pub mod registration;
+pub mod runs;
+pub mod scale;
+pub mod snapshots;
+pub mod views;
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use tenure_store::SharedStore;
+
+/// A fresh, empty database with [`SHARDS`] shards.
+pub struct Fresh {
+    pub store: SharedStore,
+    /// Deletes every lease row behind the store's back, as an operator might.
+    pub forget_leases: Deed,
+    /// Whatever must live as long as the database: a temporary folder, a server.
+    pub keep: Box<dyn Any + Send + Sync>,
+}
+
+pub type Deed = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+impl std::fmt::Debug for Fresh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fresh")
+    }
+}
+
+/// More than one, so that what belongs to another shard can be told apart.
+pub const SHARDS: u16 = 4;
+
+/// A fact that takes longer than this on a busy machine hangs.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs one fact with an end to the wait.
+pub async fn settle<F: Future<Output = ()>>(
+    fresh: impl Future<Output = Fresh>,
+    fact: impl FnOnce(Fresh) -> F,
+) {
+    let done = async { fact(fresh.await).await };
+    tokio::time::timeout(PATIENCE, done).await.expect("the fact settles in time");
+}
+
+/// One `#[tokio::test]` per fact. `$fresh` is `async fn(shards: u16) -> Fresh`.
+#[macro_export]
+macro_rules! exercise {
+    ($fresh:ident) => {
+        $crate::facts! { $fresh;
+            leases: [
+                an_absent_lease_is_granted_with_all_it_says,
+                a_held_lease_is_refused_and_its_holder_named,
+                the_same_holder_name_with_another_term_is_another_candidate,
+                asking_twice_with_one_term_is_asking_once,
+                an_expired_lease_is_taken_with_the_next_epoch,
+                an_expired_term_is_never_revived,
+                a_released_lease_is_free_at_once,
+                a_late_release_cannot_blank_a_successor,
+                a_release_must_name_the_epoch,
+                a_dead_term_is_taken_over_at_once,
+                another_term_than_the_dead_one_is_not_taken_over,
+                a_superseded_holder_learns_by_whom,
+                renewing_many_answers_each_in_order,
+                renewing_keeps_a_lease_beyond_its_first_duration,
+                epochs_grow_even_when_the_lease_rows_are_deleted,
+                thirty_two_racers_have_one_winner,
+            ],
+            passes: [
+                a_pass_writes_rows_results_tries_and_audit,
+                a_stale_revision_leaves_that_run_alone_and_commits_the_others,
+                a_row_that_is_not_as_expected_is_a_conflict_of_its_whole_run,
+                a_run_that_is_gone_is_a_conflict,
+                a_deposed_owner_is_fenced_and_writes_nothing,
+                a_guard_covers_only_its_own_shard,
+                a_due_run_is_made_exactly_once,
+                a_due_run_of_a_dag_that_is_gone_is_not_made,
+                a_run_that_starts_and_ends_keeps_its_times,
+                schedule_progress_is_remembered,
+                attended_items_vanish_with_the_pass_and_only_then,
+                an_empty_pass_is_legal,
+            ],
+            registration: [
+                the_same_content_changes_nothing,
+                new_content_is_the_next_version_and_the_old_one_stays_readable,
+                going_back_to_old_content_is_a_new_version,
+                a_dag_that_exists_keeps_what_its_users_chose,
+                a_new_dag_has_its_shard_anchor_and_next_tick,
+                pausing_is_remembered_and_audited,
+                an_unknown_dag_is_not_found,
+                a_deleted_dag_is_gone_with_all_it_had_but_its_audit,
+                a_dag_with_an_active_run_is_not_deleted,
+                pools_come_and_go_but_the_default_stays,
+                nodes_reappear_with_what_they_have,
+            ],
+            runs: [
+                a_created_run_is_queued_with_untouched_tasks,
+                the_same_key_with_the_same_request_is_replayed,
+                a_retry_with_another_clock_is_the_same_request,
+                the_same_key_with_another_request_is_a_conflict,
+                the_same_run_id_is_a_conflict,
+                the_same_logical_date_is_a_conflict,
+                runs_without_a_logical_date_do_not_collide,
+                a_run_of_an_unknown_dag_is_not_found,
+                a_run_keeps_the_version_it_was_created_from,
+                run_keys_are_never_reused,
+                only_a_finished_run_is_deleted,
+                a_note_changes_nothing_else,
+            ],
+            edits: [
+                a_clear_sends_a_finished_run_round_again,
+                a_clear_stops_what_runs_and_keeps_its_attempt,
+                a_clear_forgets_what_the_task_returned,
+                a_dry_run_says_what_it_would_do_and_does_nothing,
+                a_clear_can_follow_the_latest_version,
+                a_clear_reaches_into_past_and_future_runs,
+                a_clear_of_nothing_changes_nothing,
+                a_mark_is_the_users_word,
+                a_mark_reaches_into_past_and_future_runs,
+                an_ended_run_stops_what_runs_and_skips_what_waits,
+                a_queued_again_run_starts_over,
+                what_is_not_there_is_not_found,
+                an_owner_that_missed_an_edit_conflicts,
+            ],
+            attention: [
+                every_intent_leaves_its_row_in_the_shard_it_concerns,
+                what_changes_nothing_leaves_no_row,
+                rows_come_in_order_and_stay_until_attended,
+                a_stop_names_node_and_attempt,
+                limits_concern_every_shard,
+                wakes_fire_for_every_intent,
+            ],
+            snapshots: [
+                a_shard_sees_its_own_dags_and_unfinished_runs_only,
+                a_loaded_run_is_what_was_written,
+                missing_runs_are_left_out,
+                the_past_run_is_the_latest_one_before,
+                a_version_can_be_read_and_a_missing_one_is_not_found,
+                the_default_pool_is_there_from_the_start,
+            ],
+            views: [
+                dags_are_filtered_ordered_and_paged,
+                versions_are_listed_newest_first,
+                runs_are_filtered,
+                runs_are_ordered_and_paged,
+                task_instances_are_filtered_ordered_and_paged,
+                tries_are_listed_oldest_first,
+                audit_is_read_in_order_and_from_a_point_on,
+                an_unknown_order_is_refused_by_name,
+                what_is_missing_is_none,
+                the_database_answers_a_ping,
+                another_tenant_sees_nothing,
+            ],
+            races: [
+                an_owner_and_a_user_on_one_run_leave_a_trail_that_replays_to_the_rows,
+                concurrent_triggers_with_one_key_make_one_run,
+                concurrent_registrations_of_one_content_make_one_version,
+            ],
+            scale: [
+                a_run_of_ten_thousand_tasks_is_created_loaded_and_finished,
+                a_deep_page_of_a_long_history_is_right,
+            ],
+        }
+    };
+}
+
+/// The list above, one test function for each name. Not for callers.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! facts {
+    ($fresh:ident; $($module:ident: [$($fact:ident),* $(,)?]),* $(,)?) => {$(
+        mod $module {
+            use super::$fresh;
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $fact() {
+                    $crate::settle($fresh($crate::SHARDS), $crate::$module::$fact).await;
+                }
+            )*
+        }
+    )*};
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: no fact is written and then forgotten in the list above.
+
+    #[test]
+    fn every_fact_is_in_the_list() {
+        let list = include_str!("lib.rs");
+        let modules = [
+            include_str!("attention.rs"),
+            include_str!("edits.rs"),
+            include_str!("leases.rs"),
+            include_str!("passes.rs"),
+            include_str!("races.rs"),
+            include_str!("registration.rs"),
+            include_str!("runs.rs"),
+            include_str!("scale.rs"),
+            include_str!("snapshots.rs"),
+            include_str!("views.rs"),
+        ];
+        let names = modules.iter().flat_map(|text| text.split("pub async fn ").skip(1));
+        for name in names.map(|rest| rest.split('(').next().expect("a name")) {
+            assert!(list.contains(&format!(" {name},")), "{name} is missing from exercise!");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Goal: no intent goes unnoticed: each leaves a row in the shard that it concerns, in its own transaction.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tenure_model::{Resources, RunState, ShardId};
+use tenure_store::{Attention, NodeRegistration, Pass, PoolRecord};
+
+use crate::harness::{NODE, World, clear_of, new_run, now, registration, spec, tenant, ti, user};
+use crate::{Fresh, SHARDS};
+
+pub async fn every_intent_leaves_its_row_in_the_shard_it_concerns(fresh: Fresh) {
+    let world = World::of(fresh);
+    let owner = world.owner_of("etl").await;
+    let (dag, run_id) = ("etl".into(), "r1".into());
+    let of_dag = Attention::Dag { tenant: tenant(), dag: "etl".into() };
+
+    world.register(&spec("etl", "a")).await;
+    expect_only(&world, &owner, Some(&of_dag)).await;
+    world.store.set_paused(&user(), &dag, true).await.expect("paused");
+    expect_only(&world, &owner, Some(&of_dag)).await;
+    let run = world.trigger("etl", "r1").await;
+    let of_run = Attention::Run { run: run.key };
+    expect_only(&world, &owner, Some(&of_run)).await;
+    world.drive(&owner, run.key, "run=running a=failed").await;
+    expect_only(&world, &owner, None).await;
+    world.store.clear(&user(), &clear_of("etl", "r1", &[])).await.expect("cleared");
+    expect_only(&world, &owner, Some(&of_run)).await;
+    world.store.set_run_state(&user(), &dag, &run_id, RunState::Success).await.expect("ended");
+    expect_only(&world, &owner, Some(&of_run)).await;
+    world.store.delete_run(&user(), &dag, &run_id).await.expect("deleted");
+    expect_only(&world, &owner, Some(&of_run)).await;
+    world.store.delete_dag(&user(), &dag).await.expect("deleted");
+    expect_only(&world, &owner, Some(&of_dag)).await;
+}
+
+/// The dag's shard has exactly this row, the others have none; then it is attended to.
+async fn expect_only(world: &World, owner: &tenure_lease::Tenure, expected: Option<&Attention>) {
+    let home = world.shard_of("etl").await;
+    for shard in (0..SHARDS).map(ShardId) {
+        let items: Vec<_> = world.attention(shard).await.into_iter().map(|item| item.what).collect();
+        let expected = if shard == home { expected } else { None };
+        assert_eq!(items.iter().collect::<Vec<_>>(), expected.into_iter().collect::<Vec<_>>(), "{shard}");
+    }
+    world.attend(owner, "etl").await;
+}
+
+pub async fn what_changes_nothing_leaves_no_row(fresh: Fresh) {
+    let world = World::of(fresh);
+    world.register(&spec("etl", "a")).await;
+    let owner = world.owner_of("etl").await;
+    world.attend(&owner, "etl").await;
+    world.register(&spec("etl", "a")).await;
+    world.store.set_paused(&user(), &"etl".into(), false).await.expect("was not paused");
+    let refused = world.store.create_run(&user(), &new_run("nope", "r1")).await;
+    assert!(refused.is_err());
+    assert_eq!(world.attention_of("etl").await, vec![]);
+}
+
+pub async fn rows_come_in_order_and_stay_until_attended(fresh: Fresh) {
+    let world = World::of(fresh);
+    world.register(&spec("etl", "a")).await;
+    let owner = world.owner_of("etl").await;
+    world.attend(&owner, "etl").await;
+    let mut runs = vec![];
+    for number in 0..5 {
+        runs.push(Attention::Run { run: world.trigger("etl", &format!("r{number}")).await.key });
+    }
+    let shard = world.shard_of("etl").await;
+    let items = world.attention(shard).await;
+    assert_eq!(items.iter().map(|item| item.what.clone()).collect::<Vec<_>>(), runs);
+    assert!(items.is_sorted_by_key(|item| item.seq));
+    assert_eq!(world.store.attention(shard, 2).await.expect("attention"), items[..2], "the limit is kept");
+    assert_eq!(world.attention(shard).await, items, "reading attends to nothing");
+    let pass = Pass { attended: vec![items[1].seq], ..Pass::new(now(), "owner") };
+    world.commit_whole(&owner, &pass).await;
+    let left: Vec<_> = world.attention(shard).await.into_iter().map(|item| item.seq).collect();
+    assert_eq!(left, [0, 2, 3, 4].map(|index: usize| items[index].seq));
+}
+
+pub async fn a_stop_names_node_and_attempt(fresh: Fresh) {
+    let world = World::of(fresh);
+    let run = world.run_of("etl", "a").await;
+    let owner = world.owner_of("etl").await;
+    let before = world.drive(&owner, run.key, "run=running a=running").await;
+    world.attend(&owner, "etl").await;
+    world.store.clear(&user(), &clear_of("etl", "r1", &[])).await.expect("cleared");
+    let attempt = ti(&before, "a").ti.attempt.expect("running");
+    let expected = Attention::Stop { node: NODE.into(), attempt };
+    assert!(world.attention_of("etl").await.contains(&expected));
+}
+
+pub async fn limits_concern_every_shard(fresh: Fresh) {
+    let world = World::of(fresh);
+    let mut expected = vec![];
+    let pool = PoolRecord { name: "gpu".into(), slots: 1, description: String::new() };
+    world.store.put_pool(&user(), &pool).await.expect("put");
+    expected.push(Attention::Limits);
+    world.store.delete_pool(&user(), &"gpu".into()).await.expect("deleted");
+    expected.push(Attention::Limits);
+    let node = NodeRegistration {
+        node: NODE.into(),
+        capacity: Resources::default(),
+        labels: BTreeMap::new(),
+        version: "1".into(),
+    };
+    world.store.register_node(&node, now()).await.expect("registered");
+    expected.push(Attention::Limits);
+    for shard in (0..SHARDS).map(ShardId) {
+        let items: Vec<_> = world.attention(shard).await.into_iter().map(|item| item.what).collect();
+        assert_eq!(items, expected, "{shard}");
+    }
+}
+
+pub async fn wakes_fire_for_every_intent(fresh: Fresh) {
+    let world = World::of(fresh);
+    let mut wakes = world.store.wakes();
+    wakes.borrow_and_update();
+    let soon = Duration::from_secs(5);
+    world.store.register_dag(&registration(&spec("etl", "a"))).await.expect("registered");
+    tokio::time::timeout(soon, wakes.changed()).await.expect("woken by a registration").expect("open");
+    wakes.borrow_and_update();
+    world.trigger("etl", "r1").await;
+    tokio::time::timeout(soon, wakes.changed()).await.expect("woken by a trigger").expect("open");
+    wakes.borrow_and_update();
+    world.store.set_run_state(&user(), &"etl".into(), &"r1".into(), RunState::Failed).await.expect("ended");
+    tokio::time::timeout(soon, wakes.changed()).await.expect("woken by a cancel").expect("open");
+}
