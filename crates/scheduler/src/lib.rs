@@ -1,1 +1,23 @@
+//! The owner of a shard at work: wake → inbox → plan → place → commit → dispatch.
+//!
+//! Everything it knows is a cache of the database. Each pass writes what it has decided in one fenced
+//! transaction, then acknowledges the reports it has used and hands new bindings out. Whatever goes
+//! wrong with a commit, the answer is the same: forget, read again, go on.
+//!
+//! Promises: planning waits for nothing remote; one run that cannot be planned costs that run alone;
+//! no limit (pool, run, dag, node) is exceeded; dags of equal priority take turns.
 
+mod changes;
+mod dags;
+mod inbox;
+mod ledger;
+mod metrics;
+mod owner;
+mod pass;
+mod ready;
+mod scheduler;
+
+pub use inbox::ReportInbox;
+pub use metrics::SchedulerMetrics;
+pub use owner::OwnerConfig;
+pub use scheduler::{OwnerStatus, Scheduler, SchedulerHandle, SchedulerParts};

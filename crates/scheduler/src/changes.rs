@@ -1,0 +1,137 @@
+//! Collects what a pass decides, run by run, into the transaction that the store writes.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tenure_dispatch::Binding;
+use tenure_model::{AttemptId, NodeId, RunKey, TaskEvent, TaskNo, TiKey};
+use tenure_planner::{Changes, RunPlan, RunStep, Step};
+use tenure_store::{AuditEntry, Pass, RunChange, StateChange, TiChange, TryRecord};
+
+#[derive(Debug)]
+pub(crate) struct PassBuilder {
+    pub pass: Pass,
+    runs: BTreeMap<RunKey, RunDraft>,
+    /// To hand out after the commit.
+    pub bindings: Vec<Binding>,
+    /// To stop after the commit.
+    pub stops: Vec<(NodeId, AttemptId)>,
+}
+
+#[derive(Debug)]
+struct RunDraft {
+    change: RunChange,
+    /// A task may be touched more than once in a pass; it is written once.
+    tis: BTreeMap<TaskNo, TiChange>,
+}
+
+impl PassBuilder {
+    pub fn new(now: Timestamp, actor: &str) -> Self {
+        Self { pass: Pass::new(now, actor), runs: BTreeMap::new(), bindings: vec![], stops: vec![] }
+    }
+
+    pub fn add_result(&mut self, run: RunKey, revision: i64, ti: TiKey, value: Value) {
+        self.draft(run, revision).change.results.push((ti, value));
+    }
+
+    pub fn add(&mut self, run: RunKey, revision: i64, plan: &RunPlan, changes: Changes) {
+        let draft = self.draft(run, revision);
+        for step in &changes.run {
+            draft.change.audit.push(run_entry(step));
+            draft.change.state = Some(match draft.change.state.take() {
+                // Started and finished in one pass: the row goes straight to the end.
+                Some(earlier) => StateChange { from: earlier.from, ..state_change(step) },
+                None => state_change(step),
+            });
+        }
+        draft.change.audit.extend(changes.steps.iter().map(|step| step_entry(step, plan)));
+        for touched in changes.touched {
+            let ti = TiKey::unmapped(run, touched.task);
+            let (from, from_attempt) = match draft.tis.get(&touched.task) {
+                Some(earlier) => (earlier.from, earlier.from_attempt),
+                None => (touched.from, touched.from_attempt),
+            };
+            draft.tis.insert(touched.task, TiChange { ti, from, from_attempt, to: touched.to });
+        }
+        draft.change.past_tries.extend(changes.past_tries.into_iter().map(|(task, instance)| TryRecord {
+            ti: TiKey::unmapped(run, task),
+            task_id: plan.task_id(task).clone(),
+            instance,
+        }));
+    }
+
+    pub fn finish(&mut self) -> &Pass {
+        self.pass.runs = std::mem::take(&mut self.runs)
+            .into_values()
+            .map(|draft| RunChange { tis: draft.tis.into_values().collect(), ..draft.change })
+            .collect();
+        &self.pass
+    }
+
+    fn draft(&mut self, run: RunKey, revision: i64) -> &mut RunDraft {
+        self.runs.entry(run).or_insert_with(|| RunDraft {
+            change: RunChange {
+                run,
+                revision,
+                state: None,
+                tis: vec![],
+                past_tries: vec![],
+                results: vec![],
+                audit: vec![],
+            },
+            tis: BTreeMap::new(),
+        })
+    }
+}
+
+fn state_change(step: &RunStep) -> StateChange {
+    StateChange { from: step.from, to: step.to, at: step.at, reason: step.reason.clone() }
+}
+
+fn run_entry(step: &RunStep) -> AuditEntry {
+    AuditEntry {
+        task: None,
+        map_index: None,
+        event: if step.to.is_finished() { "finished" } else { "started" }.into(),
+        from: step.from.to_string(),
+        to: step.to.to_string(),
+        try_number: None,
+        attempt: None,
+        node: None,
+        reason: step.reason.clone(),
+    }
+}
+
+fn step_entry(step: &Step, plan: &RunPlan) -> AuditEntry {
+    AuditEntry {
+        task: Some(plan.task_id(step.task).clone()),
+        map_index: None,
+        event: event_name(step.event).into(),
+        from: step.from.to_string(),
+        to: step.to.to_string(),
+        try_number: (step.try_number > 0).then_some(step.try_number),
+        attempt: step.attempt,
+        node: step.node.clone(),
+        reason: step.reason.clone(),
+    }
+}
+
+fn event_name(event: TaskEvent) -> &'static str {
+    match event {
+        TaskEvent::DependenciesMet => "scheduled",
+        TaskEvent::CompleteEmpty => "completed",
+        TaskEvent::Skip | TaskEvent::SkipItself => "skipped",
+        TaskEvent::UpstreamFail => "upstream_failed",
+        TaskEvent::Remove => "removed",
+        TaskEvent::RunEnded => "run_ended",
+        TaskEvent::Bind => "bound",
+        TaskEvent::Claim => "claimed",
+        TaskEvent::Withdraw => "withdrawn",
+        TaskEvent::Succeed => "succeeded",
+        TaskEvent::Fail { .. } => "failed",
+        TaskEvent::RetryDue => "retried",
+        TaskEvent::Clear => "cleared",
+        TaskEvent::Mark(_) => "marked",
+    }
+}

@@ -1,0 +1,160 @@
+//! The dags of a shard: their schedules, which of their runs wait and which are active.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use tenure_model::timetable::{DueRun, Timetable};
+use tenure_model::{DagId, RunKey, Schedule, TenantId};
+use tenure_store::DagSchedule;
+
+/// A dag's number inside one owner: cheaper to sort by than its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DagNo(pub u32);
+
+#[derive(Debug, Default)]
+pub(crate) struct DagBook {
+    dags: Vec<Dag>,
+    by_name: BTreeMap<(TenantId, DagId), DagNo>,
+    /// When each dag next wants to be looked at.
+    agenda: BTreeSet<(Timestamp, DagNo)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Dag {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    /// Absent: deleted, or not read yet; its runs can still end.
+    pub plan: Option<SchedulePlan>,
+    /// By the moment they may start.
+    pub queued: BTreeSet<(Timestamp, RunKey)>,
+    pub active: BTreeSet<RunKey>,
+    on_agenda: Option<Timestamp>,
+}
+
+/// A dag's schedule and where it stands.
+#[derive(Debug)]
+pub(crate) struct SchedulePlan {
+    pub schedule: DagSchedule,
+    pub timetable: Timetable,
+    pub continuous: bool,
+    pub max_active_runs: u32,
+}
+
+impl SchedulePlan {
+    /// The next run the timetable calls for; absent while the dag is paused.
+    pub fn next_due(&self, now: Timestamp) -> Option<DueRun> {
+        if self.schedule.paused {
+            return None;
+        }
+        self.timetable.next(self.schedule.progress, now)
+    }
+
+    pub fn is_continuous(schedule: &Schedule) -> bool {
+        matches!(schedule, Schedule::Continuous)
+    }
+}
+
+impl Dag {
+    pub fn is_paused(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.schedule.paused)
+    }
+
+    /// How many more queued runs may start.
+    pub fn room_to_start(&self) -> usize {
+        match &self.plan {
+            Some(plan) if !plan.schedule.paused => {
+                (plan.max_active_runs as usize).saturating_sub(self.active.len())
+            }
+            _ => 0,
+        }
+    }
+
+    /// How many more runs the timetable may create. Missed ticks wait in the timetable, not in the table
+    /// of runs, so a catch-up of thousands stays a handful of rows at a time.
+    pub fn room_to_create(&self) -> usize {
+        let unfinished = self.active.len() + self.queued.len();
+        match &self.plan {
+            Some(plan) if plan.continuous => 1usize.saturating_sub(unfinished),
+            Some(plan) => (plan.max_active_runs as usize).saturating_sub(unfinished),
+            None => 0,
+        }
+    }
+
+    /// Queued runs that may start now, oldest first.
+    pub fn startable(&self, now: Timestamp) -> Vec<RunKey> {
+        let due = self.queued.iter().take_while(|(run_after, _)| *run_after <= now);
+        due.take(self.room_to_start()).map(|(_, run)| *run).collect()
+    }
+}
+
+impl DagBook {
+    /// The dag's number, known from now on.
+    pub fn number(&mut self, tenant: &TenantId, dag: &DagId) -> DagNo {
+        let key = (tenant.clone(), dag.clone());
+        if let Some(known) = self.by_name.get(&key) {
+            return *known;
+        }
+        let number = DagNo(self.dags.len() as u32);
+        self.dags.push(Dag {
+            tenant: tenant.clone(),
+            dag: dag.clone(),
+            plan: None,
+            queued: BTreeSet::new(),
+            active: BTreeSet::new(),
+            on_agenda: None,
+        });
+        self.by_name.insert(key, number);
+        number
+    }
+
+    pub fn get(&self, dag: DagNo) -> &Dag {
+        &self.dags[dag.0 as usize]
+    }
+
+    pub fn get_mut(&mut self, dag: DagNo) -> &mut Dag {
+        &mut self.dags[dag.0 as usize]
+    }
+
+    /// Forgets a run wherever it stands; true if it was active.
+    pub fn forget_run(&mut self, dag: DagNo, run: RunKey) -> bool {
+        let dag = self.get_mut(dag);
+        dag.queued.retain(|(_, queued)| *queued != run);
+        dag.active.remove(&run)
+    }
+
+    /// Puts the dag on the agenda for its next tick or its next queued run, whichever comes first.
+    pub fn reschedule(&mut self, number: DagNo, now: Timestamp) {
+        let dag = &self.dags[number.0 as usize];
+        let tick = || dag.plan.as_ref().and_then(|plan| plan.next_due(now)).map(|due| due.run_after);
+        let create = if dag.room_to_create() > 0 { tick() } else { None };
+        let start =
+            if dag.room_to_start() > 0 { dag.queued.first().map(|(run_after, _)| *run_after) } else { None };
+        let next = create.into_iter().chain(start).min();
+        let dag = &mut self.dags[number.0 as usize];
+        if let Some(before) = std::mem::replace(&mut dag.on_agenda, next) {
+            self.agenda.remove(&(before, number));
+        }
+        if let Some(at) = next {
+            self.agenda.insert((at, number));
+        }
+    }
+
+    /// Takes the dags off the agenda whose time has come.
+    pub fn take_due(&mut self, now: Timestamp) -> Vec<DagNo> {
+        let mut due = vec![];
+        while let Some((at, number)) = self.agenda.first().copied().filter(|(at, _)| *at <= now) {
+            self.agenda.remove(&(at, number));
+            self.dags[number.0 as usize].on_agenda = None;
+            due.push(number);
+        }
+        due
+    }
+
+    pub fn next_agenda(&self) -> Option<Timestamp> {
+        self.agenda.first().map(|(at, _)| *at)
+    }
+
+    pub fn numbers(&self) -> impl Iterator<Item = DagNo> + use<> {
+        (0..self.dags.len() as u32).map(DagNo)
+    }
+}

@@ -1,0 +1,226 @@
+//! Who holds what: pool slots, places in a run and in a dag, resources of nodes.
+//!
+//! A task instance occupies from its binding until its attempt has ended. What was taken is written
+//! down with it, so that exactly that is given back even when the dag has changed meanwhile.
+
+use std::collections::BTreeMap;
+
+use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TiKey};
+use tenure_placement::{Cluster, Node, Request};
+use tenure_store::{NodeRecord, PoolRecord};
+
+use crate::dags::DagNo;
+
+/// Something that can hold a task back.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Limit {
+    /// The dag is paused.
+    Paused(DagNo),
+    /// `max_active_tasks` of a run.
+    Run(RunKey),
+    /// `max_active_per_dag` of a task.
+    TaskInDag(DagNo, TaskId),
+    /// `max_active_per_run` of a task.
+    TaskInRun(RunKey, TaskId),
+    Pool(PoolName),
+    /// No node has room for this shape of request.
+    Capacity(Shape),
+}
+
+/// A distinct request: tasks that ask for the same wait together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shape(u32);
+
+/// What a task wants to occupy.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub dag: DagNo,
+    pub run: RunKey,
+    pub task: TaskId,
+    pub pool: PoolName,
+    pub pool_slots: u32,
+    pub request: Request,
+    pub max_active_in_run: u32,
+    pub max_active_per_dag: Option<u32>,
+    pub max_active_per_run: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    cluster: Cluster,
+    pools: BTreeMap<PoolName, Slots>,
+    runs: BTreeMap<RunKey, u32>,
+    tasks_in_dags: BTreeMap<(DagNo, TaskId), u32>,
+    tasks_in_runs: BTreeMap<(RunKey, TaskId), u32>,
+    held: BTreeMap<TiKey, Held>,
+    shapes: Vec<Request>,
+    /// The caps that parked candidates last ran into, to know when there is room again.
+    caps: BTreeMap<Limit, u32>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    /// Absent: the pool does not exist, or no longer.
+    total: Option<u32>,
+    used: u32,
+}
+
+#[derive(Debug)]
+struct Held {
+    node: NodeId,
+    wish: Wish,
+}
+
+impl Ledger {
+    pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
+        self.pools.values_mut().for_each(|slots| slots.total = None);
+        for pool in pools {
+            self.pools.entry(pool.name.clone()).or_default().total = Some(pool.slots);
+        }
+        for node in nodes {
+            let (capacity, labels) = (node.capacity.clone(), node.labels.clone());
+            self.cluster.put(node.node.clone(), Node { capacity, labels, draining: node.draining });
+        }
+    }
+
+    /// Takes everything the wish asks for, or nothing and says what is in the way.
+    pub fn take(&mut self, ti: TiKey, wish: Wish) -> Result<NodeId, Limit> {
+        if let Some(limit) = self.blocked(&wish) {
+            return Err(limit);
+        }
+        match self.cluster.place(&wish.request) {
+            Ok(node) => {
+                self.note(ti, node.clone(), wish);
+                Ok(node)
+            }
+            Err(_) => Err(Limit::Capacity(self.shape(wish.request))),
+        }
+    }
+
+    /// Writes down what an attempt that is already bound occupies.
+    pub fn recover(&mut self, ti: TiKey, node: NodeId, wish: Wish) {
+        self.cluster.reserve(&node, &wish.request.resources);
+        self.note(ti, node, wish);
+    }
+
+    /// Gives back what `ti` holds, if anything; answers with what may have room now.
+    pub fn give_back(&mut self, ti: TiKey) -> Vec<Limit> {
+        let Some(Held { node, wish }) = self.held.remove(&ti) else { return vec![] };
+        self.cluster.release(&node, &wish.request.resources);
+        self.pools.entry(wish.pool.clone()).or_default().used -= wish.pool_slots;
+        if decrement(&mut self.runs, &wish.run) == 0 {
+            // A cap that is not known lets candidates through to be checked again.
+            self.caps.remove(&Limit::Run(wish.run));
+        }
+        decrement(&mut self.tasks_in_dags, &(wish.dag, wish.task.clone()));
+        decrement(&mut self.tasks_in_runs, &(wish.run, wish.task.clone()));
+        vec![
+            Limit::Run(wish.run),
+            Limit::TaskInDag(wish.dag, wish.task.clone()),
+            Limit::TaskInRun(wish.run, wish.task),
+            Limit::Pool(wish.pool),
+        ]
+    }
+
+    /// How many more could pass this limit; for `Capacity` one at a time.
+    pub fn room(&self, limit: &Limit) -> usize {
+        let below = |used: Option<&u32>| {
+            let cap = self.caps.get(limit).copied().unwrap_or(u32::MAX);
+            cap.saturating_sub(used.copied().unwrap_or(0)) as usize
+        };
+        match limit {
+            // Freed only when the dag is unpaused.
+            Limit::Paused(_) => usize::MAX,
+            Limit::Run(run) => below(self.runs.get(run)),
+            Limit::TaskInDag(dag, task) => below(self.tasks_in_dags.get(&(*dag, task.clone()))),
+            Limit::TaskInRun(run, task) => below(self.tasks_in_runs.get(&(*run, task.clone()))),
+            Limit::Pool(pool) => self.pools.get(pool).map_or(0, Slots::free) as usize,
+            Limit::Capacity(shape) => {
+                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize]).is_ok())
+            }
+        }
+    }
+
+    /// What a limit's waiting tasks are told.
+    pub fn explain(&self, limit: &Limit) -> String {
+        match limit {
+            Limit::Paused(_) => "their dag is paused".into(),
+            Limit::Run(_) => "their run has max_active_tasks running".into(),
+            Limit::TaskInDag(_, task) => format!("task {task} has max_active_per_dag running"),
+            Limit::TaskInRun(_, task) => format!("task {task} has max_active_per_run running"),
+            Limit::Pool(pool) => match self.pools.get(pool).and_then(|slots| slots.total) {
+                Some(total) => format!("pool {pool} is full ({total} slots)"),
+                None => {
+                    format!("pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
+                }
+            },
+            Limit::Capacity(shape) => match self.cluster.choose(&self.shapes[shape.0 as usize]) {
+                Ok(node) => format!("{node} has room again"),
+                Err(unplaceable) => unplaceable.to_string(),
+            },
+        }
+    }
+
+    fn blocked(&mut self, wish: &Wish) -> Option<Limit> {
+        let count = |used: Option<&u32>| used.copied().unwrap_or(0);
+        let task_in_dag = Limit::TaskInDag(wish.dag, wish.task.clone());
+        let task_in_run = Limit::TaskInRun(wish.run, wish.task.clone());
+        let in_dag = count(self.tasks_in_dags.get(&(wish.dag, wish.task.clone())));
+        let in_run = count(self.tasks_in_runs.get(&(wish.run, wish.task.clone())));
+        let caps = [
+            (Limit::Run(wish.run), count(self.runs.get(&wish.run)), Some(wish.max_active_in_run)),
+            (task_in_dag, in_dag, wish.max_active_per_dag),
+            (task_in_run, in_run, wish.max_active_per_run),
+        ];
+        for (limit, used, cap) in caps {
+            if let Some(cap) = cap.filter(|cap| used >= *cap) {
+                self.caps.insert(limit.clone(), cap);
+                return Some(limit);
+            }
+        }
+        let free = self.pools.get(&wish.pool).map_or(0, Slots::free);
+        (free < wish.pool_slots).then(|| Limit::Pool(wish.pool.clone()))
+    }
+
+    fn note(&mut self, ti: TiKey, node: NodeId, wish: Wish) {
+        self.pools.entry(wish.pool.clone()).or_default().used += wish.pool_slots;
+        *self.runs.entry(wish.run).or_default() += 1;
+        *self.tasks_in_dags.entry((wish.dag, wish.task.clone())).or_default() += 1;
+        *self.tasks_in_runs.entry((wish.run, wish.task.clone())).or_default() += 1;
+        let before = self.held.insert(ti, Held { node, wish });
+        assert!(before.is_none(), "{ti:?} occupies twice");
+    }
+
+    /// Shapes are few: tasks of a dag mostly ask for the same.
+    fn shape(&mut self, request: Request) -> Shape {
+        let at = self.shapes.iter().position(|known| *known == request).unwrap_or_else(|| {
+            self.shapes.push(request);
+            self.shapes.len() - 1
+        });
+        Shape(at as u32)
+    }
+}
+
+impl Slots {
+    fn free(&self) -> u32 {
+        self.total.unwrap_or(0).saturating_sub(self.used)
+    }
+}
+
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) -> u32 {
+    let count = counts.get_mut(key).expect("what is given back was taken");
+    *count -= 1;
+    let left = *count;
+    if left == 0 {
+        counts.remove(key);
+    }
+    left
+}
+
+/// The request of a task as placement sees it.
+pub(crate) fn request(resources: &Resources, node_selector: &BTreeMap<String, String>) -> Request {
+    Request::new(resources.clone(), node_selector.clone())
+}
+
+#[cfg(test)]
+mod tests;

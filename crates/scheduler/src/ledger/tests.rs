@@ -1,0 +1,98 @@
+//! Goal: no limit is ever exceeded, and what is given back is exactly what was taken.
+
+use jiff::Timestamp;
+use proptest::prelude::*;
+use tenure_model::TaskNo;
+
+use super::*;
+
+fn ledger(slots: u32, cpus: u64) -> Ledger {
+    let mut ledger = Ledger::default();
+    let pool = PoolRecord { name: PoolName::new("p"), slots, description: String::new() };
+    let node = NodeRecord {
+        node: NodeId::new("n"),
+        capacity: Resources::default().with("cpu", cpus * 1_000).with(Resources::TASKS, 1_000_000),
+        labels: BTreeMap::new(),
+        version: String::new(),
+        registered_at: Timestamp::UNIX_EPOCH,
+        draining: false,
+    };
+    ledger.set_limits(&[pool], &[node]);
+    ledger
+}
+
+fn wish(run: i64, task: u32, cpu: u64) -> Wish {
+    Wish {
+        dag: DagNo(1),
+        run: RunKey(run),
+        task: TaskId::from(format!("t{task}")),
+        pool: PoolName::new("p"),
+        pool_slots: 1,
+        request: request(&Resources::default().with("cpu", cpu * 1_000), &BTreeMap::new()),
+        max_active_in_run: 3,
+        max_active_per_dag: Some(2),
+        max_active_per_run: None,
+    }
+}
+
+fn key(run: i64, task: u32) -> TiKey {
+    TiKey::unmapped(RunKey(run), TaskNo(task))
+}
+
+#[test]
+fn each_limit_names_itself() {
+    let mut ledger = ledger(4, 6);
+    for task in 0..3 {
+        ledger.take(key(1, task), wish(1, task, 1)).unwrap();
+    }
+    assert_eq!(ledger.take(key(1, 3), wish(1, 3, 1)), Err(Limit::Run(RunKey(1))));
+    ledger.take(key(2, 0), wish(2, 0, 1)).unwrap();
+    assert_eq!(ledger.take(key(3, 0), wish(3, 0, 1)), Err(Limit::TaskInDag(DagNo(1), TaskId::new("t0"))));
+    assert_eq!(ledger.take(key(3, 9), wish(3, 9, 1)), Err(Limit::Pool(PoolName::new("p"))));
+    ledger.give_back(key(1, 1));
+    let Err(Limit::Capacity(shape)) = ledger.take(key(3, 9), wish(3, 9, 4)) else {
+        panic!("four cpus are not free")
+    };
+    assert_eq!(ledger.explain(&Limit::Capacity(shape)), "no node can take it: 1 busy in cpu");
+    ledger.give_back(key(1, 0));
+    assert_eq!(ledger.room(&Limit::Capacity(shape)), 1);
+}
+
+#[test]
+fn a_pool_that_does_not_exist_has_no_room() {
+    let mut ledger = ledger(4, 4);
+    let wish = Wish { pool: PoolName::new("nope"), ..wish(1, 0, 1) };
+    let limit = ledger.take(key(1, 0), wish).unwrap_err();
+    let expected = "pool nope does not exist: create it with \"tenure pool set nope SLOTS\"";
+    assert_eq!(ledger.explain(&limit), expected);
+}
+
+proptest! {
+    #[test]
+    fn no_sequence_of_takes_and_returns_exceeds_a_limit(
+        slots in 1..6u32,
+        cpus in 1..6u64,
+        steps in prop::collection::vec((1..4i64, 0..5u32, 0..3u64, any::<bool>()), 1..200),
+    ) {
+        let mut ledger = ledger(slots, cpus);
+        for (run, task, cpu, give_back) in steps {
+            if give_back {
+                ledger.give_back(key(run, task));
+            } else if !ledger.held.contains_key(&key(run, task)) {
+                let _ = ledger.take(key(run, task), wish(run, task, cpu));
+            }
+            let held: Vec<&Wish> = ledger.held.values().map(|held| &held.wish).collect();
+            prop_assert!(held.len() as u32 <= slots);
+            prop_assert_eq!(ledger.pools[&PoolName::new("p")].used, held.len() as u32);
+            for run in 1..4 {
+                prop_assert!(held.iter().filter(|wish| wish.run == RunKey(run)).count() <= 3);
+            }
+            for task in 0..5 {
+                let name = TaskId::from(format!("t{task}"));
+                prop_assert!(held.iter().filter(|wish| wish.task == name).count() <= 2);
+            }
+            let cpu: u64 = held.iter().map(|wish| wish.request.resources.get("cpu")).sum();
+            prop_assert!(cpu <= cpus * 1_000);
+        }
+    }
+}

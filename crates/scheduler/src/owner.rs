@@ -1,0 +1,372 @@
+//! What the owner of a shard has in memory, and how it gets there from the database.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tenure_clock::{Clock, Entropy};
+use tenure_dispatch::{Binding, DispatchPool, RunContext};
+use tenure_lease::Tenure;
+use tenure_model::timetable::Timetable;
+use tenure_model::{AttemptId, RunKey, RunState, ShardId, TaskNo, TaskState, TiKey};
+use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
+use tenure_store::{DagSchedule, RunHeader, RunSnapshot, SharedStore, StoreError};
+
+use crate::dags::{DagBook, DagNo, SchedulePlan};
+use crate::inbox::ReportInbox;
+use crate::ledger::{Ledger, Wish, request};
+use crate::metrics::SchedulerMetrics;
+use crate::ready::{Candidate, ReadyQueue};
+
+#[derive(Clone, Debug)]
+pub struct OwnerConfig {
+    /// The longest time between two looks at the database, for wakes that were lost.
+    pub tick: Duration,
+    /// An attempt that no agent has claimed for so long is placed again under a new id.
+    pub claim_timeout: Duration,
+    /// How audit rows name this owner.
+    pub actor: String,
+    /// The planner. A parameter so that tests can plant a run that makes it panic.
+    pub planner: fn(&mut RunPlan, Timestamp),
+}
+
+impl OwnerConfig {
+    pub fn new(actor: impl Into<String>) -> Self {
+        Self {
+            tick: Duration::from_secs(1),
+            claim_timeout: Duration::from_secs(60),
+            actor: actor.into(),
+            planner: RunPlan::plan,
+        }
+    }
+}
+
+/// Everything an owner works with.
+#[derive(Clone)]
+pub(crate) struct Deps {
+    pub store: SharedStore,
+    pub dispatch: DispatchPool,
+    pub inbox: ReportInbox,
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Entropy,
+    pub metrics: SchedulerMetrics,
+    pub config: OwnerConfig,
+}
+
+pub(crate) struct ShardOwner {
+    pub(crate) deps: Deps,
+    pub(crate) shard: ShardId,
+    pub(crate) tenure: Tenure,
+    pub(crate) dags: DagBook,
+    pub(crate) runs: BTreeMap<RunKey, ActiveRun>,
+    graphs: BTreeMap<(DagNo, u32), Arc<DagGraph>>,
+    pub(crate) ready: ReadyQueue,
+    pub(crate) ledger: Ledger,
+    /// When time alone changes something in a run.
+    pub(crate) wakes: BTreeSet<(Timestamp, RunKey)>,
+    /// Until when each queued attempt must be claimed.
+    pub(crate) claims_due: BTreeSet<(Timestamp, TiKey, AttemptId)>,
+    /// Runs whose cached state is known to be out of date.
+    pub(crate) stale: BTreeSet<RunKey>,
+    /// Queued runs that were read in this pass already.
+    pub(crate) preloaded: BTreeMap<RunKey, RunSnapshot>,
+    /// Runs to plan in the next pass.
+    pub(crate) touched: BTreeSet<RunKey>,
+    /// Queued attempts found in the database, to be offered again.
+    pub(crate) reoffer: Vec<Binding>,
+    /// Runs that cannot even be read, and why. They wait for a user or a newer release.
+    pub(crate) unreadable: BTreeMap<RunKey, String>,
+}
+
+pub(crate) struct ActiveRun {
+    pub header: RunHeader,
+    pub plan: RunPlan,
+    pub dag: DagNo,
+    pub context: Arc<RunContext>,
+    /// The run whose tasks this one's depend on.
+    pub past: Option<RunKey>,
+    on_wakes: Option<Timestamp>,
+}
+
+impl ShardOwner {
+    /// Reads the shard. The fence is up already, so nobody else writes to it from here on.
+    pub async fn take_over(deps: Deps, shard: ShardId, tenure: Tenure) -> Result<Self, StoreError> {
+        let now = deps.clock.now();
+        let snapshot = deps.store.shard_snapshot(shard).await?;
+        let mut owner = Self {
+            deps,
+            shard,
+            tenure,
+            dags: DagBook::default(),
+            runs: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            ready: ReadyQueue::default(),
+            ledger: Ledger::default(),
+            wakes: BTreeSet::new(),
+            claims_due: BTreeSet::new(),
+            stale: BTreeSet::new(),
+            preloaded: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            reoffer: vec![],
+            unreadable: BTreeMap::new(),
+        };
+        owner.ledger.set_limits(&snapshot.pools, &snapshot.nodes);
+        for schedule in snapshot.dags {
+            owner.install_dag(schedule).await?;
+        }
+        for header in snapshot.queued {
+            owner.install_queued(&header);
+        }
+        for run in snapshot.running {
+            owner.install(run).await?;
+        }
+        for dag in owner.dags.numbers() {
+            owner.dags.reschedule(dag, now);
+        }
+        Ok(owner)
+    }
+
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        let runs = self.wakes.first().map(|(at, _)| *at);
+        let claims = self.claims_due.first().map(|(at, ..)| *at);
+        runs.into_iter().chain(claims).chain(self.dags.next_agenda()).min()
+    }
+
+    /// What holds scheduled tasks back, and how many.
+    pub fn waiting(&self) -> Vec<(String, usize)> {
+        let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+        for (limit, count) in self.ready.parked() {
+            *reasons.entry(self.ledger.explain(limit)).or_default() += count;
+        }
+        self.deps.metrics.waiting_tasks.set(reasons.values().sum::<usize>() as i64);
+        reasons.into_iter().collect()
+    }
+
+    pub async fn install_dag(&mut self, schedule: DagSchedule) -> Result<(), StoreError> {
+        let number = self.dags.number(&schedule.tenant, &schedule.dag);
+        let version = match self
+            .deps
+            .store
+            .dag_version(&schedule.tenant, &schedule.dag, schedule.version)
+            .await
+        {
+            Ok(version) => version,
+            Err(StoreError::Corrupt { what, source }) => {
+                tracing::error!(dag = %schedule.dag, %what, %source, "dag cannot be read; it is not scheduled");
+                self.dags.get_mut(number).plan = None;
+                return Ok(());
+            }
+            Err(other) => return Err(other),
+        };
+        let timetable = match Timetable::new(&version.spec) {
+            Ok(timetable) => timetable,
+            Err(error) => {
+                tracing::error!(dag = %schedule.dag, %error, "dag has no usable timetable; it is not scheduled");
+                self.dags.get_mut(number).plan = None;
+                return Ok(());
+            }
+        };
+        self.dags.get_mut(number).plan = Some(SchedulePlan {
+            timetable,
+            continuous: SchedulePlan::is_continuous(&version.spec.schedule),
+            max_active_runs: version.spec.max_active_runs,
+            schedule,
+        });
+        Ok(())
+    }
+
+    pub fn install_queued(&mut self, header: &RunHeader) {
+        let number = self.dags.number(&header.tenant, &header.dag);
+        self.dags.get_mut(number).queued.insert((header.run_after, header.key));
+    }
+
+    /// Takes a run that is running into the cache.
+    pub async fn install(&mut self, snapshot: RunSnapshot) -> Result<(), StoreError> {
+        let RunSnapshot { header, tis } = snapshot;
+        let dag = self.dags.number(&header.tenant, &header.dag);
+        let graph = match self.graph(dag, &header).await {
+            Ok(graph) => graph,
+            Err(StoreError::Corrupt { what, source }) => {
+                tracing::error!(run = %header.run_id, dag = %header.dag, %what, %source, "run cannot be read; parked");
+                self.deps.metrics.poison_runs.inc();
+                self.unreadable.insert(header.key, what);
+                return Ok(());
+            }
+            Err(other) => return Err(other),
+        };
+        let facts = RunFacts {
+            dag: header.dag.clone(),
+            run_id: header.run_id.clone(),
+            logical_date: header.logical_date,
+            state: header.state,
+            started_at: header.started_at,
+        };
+        let tis = tis.into_iter().map(|cached| (cached.task_id, cached.ti)).collect();
+        let context = Arc::new(RunContext {
+            run_id: header.run_id.clone(),
+            logical_date: header.logical_date,
+            data_interval: header.data_interval,
+            run_after: header.run_after,
+            conf: header.conf.clone(),
+        });
+        let plan = RunPlan::new(facts, graph, tis);
+        let key = header.key;
+        let mut run = ActiveRun { header, plan, dag, context, past: None, on_wakes: None };
+        self.look_at_past(&mut run).await?;
+        self.unreadable.remove(&key);
+        if run.plan.state() == RunState::Running {
+            self.dags.get_mut(dag).active.insert(key);
+        }
+        self.runs.insert(key, run);
+        self.recover_tasks(key);
+        self.touched.insert(key);
+        Ok(())
+    }
+
+    /// Forgets a run; what it occupies is free again until it is read anew.
+    pub fn evict(&mut self, key: RunKey) {
+        self.unreadable.remove(&key);
+        let Some(run) = self.runs.remove(&key) else { return };
+        if let Some(at) = run.on_wakes {
+            self.wakes.remove(&(at, key));
+        }
+        for (task, ti) in run.plan.tasks().filter(|(_, ti)| ti.state.is_bound()) {
+            self.give_back(TiKey::unmapped(key, task));
+            if let (Some(attempt), Some(queued_at)) = (ti.attempt, ti.queued_at) {
+                self.claims_due.remove(&(
+                    queued_at + self.deps.config.claim_timeout,
+                    TiKey::unmapped(key, task),
+                    attempt,
+                ));
+            }
+        }
+        self.dags.forget_run(run.dag, key);
+        self.touched.remove(&key);
+    }
+
+    pub fn give_back(&mut self, ti: TiKey) {
+        let freed = self.ledger.give_back(ti);
+        if !freed.is_empty() {
+            freed.into_iter().for_each(|limit| self.ready.free(limit));
+            self.ready.free_capacity();
+        }
+    }
+
+    pub fn candidate(&self, key: RunKey, task: TaskNo) -> Candidate {
+        let run = &self.runs[&key];
+        Candidate {
+            priority: Reverse(run.plan.weight(task)),
+            date: run.header.logical_date.unwrap_or(run.header.run_after),
+            run: key,
+            task,
+            dag: run.dag,
+        }
+    }
+
+    pub fn wish(&self, key: RunKey, task: TaskNo) -> Option<Wish> {
+        let run = &self.runs[&key];
+        let spec = run.plan.spec(task)?;
+        Some(Wish {
+            dag: run.dag,
+            run: key,
+            task: spec.id.clone(),
+            pool: spec.pool.clone(),
+            pool_slots: spec.pool_slots,
+            request: request(&spec.resources, &spec.node_selector),
+            max_active_in_run: run.plan.graph().spec().max_active_tasks,
+            max_active_per_dag: spec.max_active_per_dag,
+            max_active_per_run: spec.max_active_per_run,
+        })
+    }
+
+    /// The hand-out of a bound attempt.
+    pub fn binding(&self, key: RunKey, task: TaskNo) -> Option<Binding> {
+        let run = &self.runs[&key];
+        let ti = run.plan.task(task)?;
+        let spec = run.plan.graph().spec();
+        Some(Binding {
+            attempt: ti.attempt?,
+            ti: TiKey::unmapped(key, task),
+            node: ti.node.clone()?,
+            scope: self.tenure.scope().to_string(),
+            epoch: self.tenure.epoch().0,
+            tenant: run.header.tenant.clone(),
+            run: Arc::clone(&run.context),
+            spec: Arc::clone(spec),
+            task: run.plan.graph().position(run.plan.task_id(task))? as usize,
+            try_number: ti.try_number,
+        })
+    }
+
+    /// Puts the run where time will find it.
+    pub fn set_wake(&mut self, key: RunKey) {
+        let Some(run) = self.runs.get_mut(&key) else { return };
+        let next = run.plan.next_wake();
+        if run.on_wakes != next {
+            if let Some(before) = run.on_wakes {
+                self.wakes.remove(&(before, key));
+            }
+            self.wakes.extend(next.map(|at| (at, key)));
+            run.on_wakes = next;
+        }
+    }
+
+    pub fn expect_claim(&mut self, ti: TiKey, attempt: AttemptId, queued_at: Timestamp) {
+        self.claims_due.insert((queued_at + self.deps.config.claim_timeout, ti, attempt));
+    }
+
+    /// Task instances of a run that was just read: who occupies, who waits, who must be offered again.
+    fn recover_tasks(&mut self, key: RunKey) {
+        let tasks: Vec<(TaskNo, TaskState)> =
+            self.runs[&key].plan.tasks().map(|(task, ti)| (task, ti.state)).collect();
+        for (task, state) in tasks {
+            let ti = TiKey::unmapped(key, task);
+            match state {
+                TaskState::Scheduled => self.ready.push(self.candidate(key, task)),
+                TaskState::Queued | TaskState::Running | TaskState::Restarting => {
+                    let node = self.runs[&key].plan.task(task).and_then(|ti| ti.node.clone());
+                    if let (Some(wish), Some(node)) = (self.wish(key, task), node) {
+                        self.ledger.recover(ti, node, wish);
+                    }
+                }
+                _ => {}
+            }
+            if state == TaskState::Queued
+                && let Some(binding) = self.binding(key, task)
+            {
+                // Counted from now: while nobody owned the shard, nobody could take a claim.
+                self.expect_claim(ti, binding.attempt, self.deps.clock.now());
+                self.reoffer.push(binding);
+            }
+        }
+    }
+
+    async fn graph(&mut self, dag: DagNo, header: &RunHeader) -> Result<Arc<DagGraph>, StoreError> {
+        if let Some(graph) = self.graphs.get(&(dag, header.version)) {
+            return Ok(Arc::clone(graph));
+        }
+        let version = self.deps.store.dag_version(&header.tenant, &header.dag, header.version).await?;
+        let graph = Arc::new(DagGraph::new(version.spec));
+        self.graphs.retain(|_, graph| Arc::strong_count(graph) > 1 || graph.len() < 1_000);
+        if self.graphs.len() > 10_000 {
+            self.graphs.retain(|_, graph| Arc::strong_count(graph) > 1);
+        }
+        self.graphs.insert((dag, header.version), Arc::clone(&graph));
+        Ok(graph)
+    }
+
+    /// For a dag whose tasks depend on the past: what the previous run has come to.
+    async fn look_at_past(&self, run: &mut ActiveRun) -> Result<(), StoreError> {
+        let (true, Some(date)) = (run.plan.graph().depends_on_past(), run.header.logical_date) else {
+            return Ok(());
+        };
+        let past = self.deps.store.past_run(&run.header.tenant, &run.header.dag, date).await?;
+        if let Some(past) = past {
+            run.past = Some(past.key);
+            run.plan.set_past(Past::Run(past.tasks.into_iter().collect()));
+        }
+        Ok(())
+    }
+}

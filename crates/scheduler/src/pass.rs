@@ -1,0 +1,560 @@
+//! One pass: read what is new, decide, write once, act.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use jiff::Timestamp;
+use tenure_lease::NotLeading;
+use tenure_model::{
+    Ack, AttemptId, FailReason, NewRun, NodeId, Outcome, Report, ReportBody, RunKey, RunState, RunType,
+    TaskEvent, TaskState, TiKey,
+};
+use tenure_planner::{Changes, ClaimVerdict, EndVerdict, Past};
+use tenure_store::{Attention, NewRunOutcome, RunSnapshot, ScheduleChange, StoreError};
+
+use crate::changes::PassBuilder;
+use crate::dags::DagNo;
+use crate::inbox::Envelope;
+use crate::ledger::Limit;
+use crate::metrics::StateLabel;
+use crate::owner::ShardOwner;
+
+/// Attention rows read at once; more wait for the next pass, which follows immediately.
+const ATTENTION_BATCH: u32 = 500;
+/// Runs the timetable of one dag creates in a pass.
+const CREATED_PER_DAG: usize = 25;
+/// Queued runs read and started in a pass.
+const STARTED_PER_PASS: usize = 200;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PassError {
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a pass leaves to do.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct PassReport {
+    /// Another pass would find work now.
+    pub again: bool,
+    pub committed: bool,
+}
+
+impl ShardOwner {
+    /// `look`: also ask the database what others have changed.
+    pub async fn pass(&mut self, look: bool) -> Result<PassReport, PassError> {
+        let started = self.deps.clock.boottime();
+        let now = self.deps.clock.now();
+        let mut report = PassReport::default();
+        let mut builder = PassBuilder::new(now, &self.deps.config.actor);
+
+        let envelopes = self.deps.inbox.drain();
+        if look {
+            report.again |= self.attend(&mut builder, now).await?;
+        }
+        self.load_reported(&envelopes);
+        self.load_stale(now).await?;
+        let answers = self.apply_reports(envelopes, &mut builder, now);
+        self.withdraw_unclaimed(&mut builder, now);
+        self.wake_runs(now);
+        report.again |= self.create_and_start(&mut builder, now).await?;
+        self.plan_touched(&mut builder, now).await?;
+        self.bind_ready(&mut builder, now);
+
+        report.committed = self.commit(&mut builder, answers, now, &mut report.again).await?;
+        self.deps.metrics.passes.inc();
+        self.deps
+            .metrics
+            .pass_seconds
+            .observe(self.deps.clock.boottime().saturating_since(started).as_secs_f64());
+        Ok(report)
+    }
+
+    /// What users and other replicas have changed.
+    async fn attend(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<bool, PassError> {
+        let items = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
+        let more = items.len() as u32 == ATTENTION_BATCH;
+        let mut limits_changed = false;
+        for item in items {
+            builder.pass.attended.push(item.seq);
+            match item.what {
+                Attention::Run { run } => {
+                    self.stale.insert(run);
+                }
+                Attention::Dag { tenant, dag } => {
+                    let number = self.dags.number(&tenant, &dag);
+                    match self.deps.store.load_dag(&tenant, &dag).await? {
+                        Some(schedule) => self.install_dag(schedule).await?,
+                        None => self.dags.get_mut(number).plan = None,
+                    }
+                    self.ready.free(Limit::Paused(number));
+                    self.dags.reschedule(number, now);
+                }
+                Attention::Stop { node, attempt } => builder.stops.push((node, attempt)),
+                Attention::Limits => limits_changed = true,
+            }
+        }
+        if limits_changed {
+            let (pools, nodes) = (self.deps.store.pools().await?, self.deps.store.nodes().await?);
+            self.ledger.set_limits(&pools, &nodes);
+            self.ready.free_all();
+        }
+        Ok(more)
+    }
+
+    /// A report about a run that is not in memory may still be right: ask the database first.
+    fn load_reported(&mut self, envelopes: &[Envelope]) {
+        for envelope in envelopes {
+            if let ReportBody::Claim { ti, .. } | ReportBody::End { ti, .. } = &envelope.report.body
+                && !self.runs.contains_key(&ti.run)
+                && !self.unreadable.contains_key(&ti.run)
+            {
+                self.stale.insert(ti.run);
+            }
+        }
+    }
+
+    async fn load_stale(&mut self, now: Timestamp) -> Result<(), PassError> {
+        if self.stale.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<RunKey> = std::mem::take(&mut self.stale).into_iter().collect();
+        let snapshots = self.deps.store.load_runs(&keys).await?;
+        let mut gone: BTreeSet<RunKey> = keys.into_iter().collect();
+        for snapshot in snapshots {
+            let header = &snapshot.header;
+            gone.remove(&header.key);
+            if header.shard != self.shard {
+                continue;
+            }
+            if self.runs.get(&header.key).is_some_and(|cached| cached.header.revision == header.revision) {
+                continue; // news about something we have seen, or done, ourselves
+            }
+            let number = self.dags.number(&header.tenant, &header.dag);
+            self.evict(header.key);
+            self.dags.forget_run(number, header.key);
+            match header.state {
+                RunState::Queued => {
+                    self.install_queued(&snapshot.header);
+                    self.preloaded.insert(snapshot.header.key, snapshot);
+                }
+                RunState::Running => self.install(snapshot).await?,
+                RunState::Success | RunState::Failed => {}
+            }
+            self.dags.reschedule(number, now);
+        }
+        for key in gone {
+            let dag = self.runs.get(&key).map(|run| run.dag);
+            self.evict(key);
+            if let Some(dag) = dag {
+                self.dags.reschedule(dag, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn apply_reports(
+        &mut self,
+        envelopes: Vec<Envelope>,
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) -> Vec<(Envelope, Ack, Option<RunKey>)> {
+        envelopes
+            .into_iter()
+            .map(|envelope| {
+                let (ack, run) = self.apply_report(&envelope.report, builder, now);
+                (envelope, ack, run)
+            })
+            .collect()
+    }
+
+    fn apply_report(
+        &mut self,
+        report: &Report,
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) -> (Ack, Option<RunKey>) {
+        match &report.body {
+            ReportBody::Claim { attempt, ti } => {
+                let Some(run) = self.runs.get_mut(&ti.run) else { return (self.ack_unknown(*ti), None) };
+                self.touched.insert(ti.run);
+                match run.plan.claim(ti.task, *attempt, now) {
+                    ClaimVerdict::Granted | ClaimVerdict::Repeated => (Ack::Accepted, Some(ti.run)),
+                    ClaimVerdict::Superseded => (Ack::Superseded, Some(ti.run)),
+                }
+            }
+            ReportBody::End { attempt, ti, outcome, ended_at, result } => {
+                let Some(run) = self.runs.get_mut(&ti.run) else { return (self.ack_unknown(*ti), None) };
+                self.touched.insert(ti.run);
+                let revision = run.header.revision;
+                match run.plan.end(ti.task, *attempt, outcome, (*ended_at).min(now)) {
+                    EndVerdict::Applied => {
+                        let succeeded =
+                            run.plan.task(ti.task).is_some_and(|ti| ti.state == TaskState::Success);
+                        if let (true, Some(value)) = (succeeded, result) {
+                            builder.add_result(ti.run, revision, *ti, value.clone());
+                        }
+                        (Ack::Accepted, Some(ti.run))
+                    }
+                    EndVerdict::Superseded => (Ack::Superseded, Some(ti.run)),
+                }
+            }
+            ReportBody::Inventory { attempts } => {
+                self.compare_inventory(&report.node, attempts, builder, now);
+                (Ack::Accepted, None)
+            }
+        }
+    }
+
+    /// The database was asked and does not know the run as active here.
+    fn ack_unknown(&self, ti: TiKey) -> Ack {
+        if self.unreadable.contains_key(&ti.run) { Ack::Retry } else { Ack::Superseded }
+    }
+
+    /// What we believe to run on a node and it does not have is positively gone; what it has and we do
+    /// not want is to be stopped.
+    fn compare_inventory(
+        &mut self,
+        node: &NodeId,
+        attempts: &[(AttemptId, TiKey)],
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) {
+        let has: BTreeSet<_> = attempts.iter().map(|(attempt, _)| *attempt).collect();
+        let mut wanted = BTreeSet::new();
+        let keys: Vec<RunKey> = self.runs.keys().copied().collect();
+        for key in keys {
+            let run = self.runs.get_mut(&key).expect("the key was just listed");
+            let here: Vec<_> = run
+                .plan
+                .tasks()
+                .filter(|(_, ti)| ti.state.is_bound() && ti.node.as_ref() == Some(node))
+                .filter_map(|(task, ti)| ti.attempt.map(|attempt| (task, ti.state, attempt)))
+                .collect();
+            for (task, state, attempt) in here {
+                wanted.insert(attempt);
+                // A queued one may still be on its way; its claim deadline looks after it.
+                if state != TaskState::Queued && !has.contains(&attempt) {
+                    let lost = Outcome::Failed { reason: FailReason::Lost };
+                    run.plan.end(task, attempt, &lost, now);
+                    self.deps.metrics.agent_lost_tasks.inc();
+                    self.touched.insert(key);
+                }
+            }
+        }
+        let unwanted = has.difference(&wanted).map(|attempt| (node.clone(), *attempt));
+        builder.stops.extend(unwanted);
+    }
+
+    /// `queued` is never immortal.
+    fn withdraw_unclaimed(&mut self, builder: &mut PassBuilder, now: Timestamp) {
+        while let Some((due, ti, attempt)) = self.claims_due.first().copied().filter(|(due, ..)| *due <= now)
+        {
+            self.claims_due.remove(&(due, ti, attempt));
+            let Some(run) = self.runs.get_mut(&ti.run) else { continue };
+            let Some(instance) = run.plan.task(ti.task) else { continue };
+            if instance.state == TaskState::Queued && instance.attempt == Some(attempt) {
+                builder.stops.extend(instance.node.clone().map(|node| (node, attempt)));
+                run.plan.withdraw(ti.task, "not claimed in time");
+                self.deps.metrics.withdrawn.inc();
+                self.touched.insert(ti.run);
+            }
+        }
+    }
+
+    fn wake_runs(&mut self, now: Timestamp) {
+        let due = self.wakes.iter().take_while(|(at, _)| *at <= now).map(|(_, run)| *run);
+        self.touched.extend(due.collect::<Vec<_>>());
+    }
+
+    /// Due ticks become runs; queued runs start while their dag has room.
+    async fn create_and_start(
+        &mut self,
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) -> Result<bool, PassError> {
+        let mut starting = vec![];
+        let due = self.dags.take_due(now);
+        for &number in &due {
+            self.create_due(number, builder, now);
+            starting.extend(self.dags.get(number).startable(now));
+        }
+        let more = starting.len() > STARTED_PER_PASS;
+        starting.truncate(STARTED_PER_PASS);
+        let mut snapshots: Vec<_> = starting.iter().filter_map(|run| self.preloaded.remove(run)).collect();
+        self.preloaded.clear();
+        starting.retain(|run| snapshots.iter().all(|snapshot| snapshot.header.key != *run));
+        if !starting.is_empty() {
+            snapshots.extend(self.deps.store.load_runs(&starting).await?);
+        }
+        for snapshot in snapshots {
+            self.start(snapshot, now).await?;
+        }
+        for number in due {
+            self.dags.reschedule(number, now);
+        }
+        Ok(more)
+    }
+
+    fn create_due(&mut self, number: DagNo, builder: &mut PassBuilder, now: Timestamp) {
+        let dag = self.dags.get_mut(number);
+        let room = dag.room_to_create().min(CREATED_PER_DAG);
+        let Some(plan) = &mut dag.plan else { return };
+        for _ in 0..room {
+            let Some(due) = plan.next_due(now).filter(|due| due.run_after <= now) else { break };
+            let late = now.duration_since(due.run_after).as_secs_f64().max(0.0);
+            self.deps.metrics.lateness_seconds.observe(late);
+            builder.pass.new_runs.push(NewRun {
+                tenant: dag.tenant.clone(),
+                dag: dag.dag.clone(),
+                run_id: RunType::Scheduled.run_id(due.run_after),
+                run_type: RunType::Scheduled,
+                logical_date: Some(due.logical_date),
+                data_interval: Some(due.data_interval),
+                run_after: due.run_after,
+                conf: serde_json::json!({}),
+                note: None,
+                triggered_by: "timetable".into(),
+                idempotency_key: None,
+            });
+            plan.schedule.progress.last_tick = Some(due.run_after);
+            builder.pass.schedules.retain(|change| (&change.tenant, &change.dag) != (&dag.tenant, &dag.dag));
+            builder.pass.schedules.push(ScheduleChange {
+                tenant: dag.tenant.clone(),
+                dag: dag.dag.clone(),
+                last_tick: due.run_after,
+                next_tick: plan.next_due(now).map(|next| next.run_after),
+            });
+        }
+    }
+
+    async fn start(&mut self, snapshot: RunSnapshot, now: Timestamp) -> Result<(), PassError> {
+        let key = snapshot.header.key;
+        let number = self.dags.number(&snapshot.header.tenant, &snapshot.header.dag);
+        self.dags.forget_run(number, key);
+        if snapshot.header.state != RunState::Queued {
+            self.stale.insert(key); // somebody has moved it; its attention row is on the way
+            return Ok(());
+        }
+        self.install(snapshot).await?;
+        if let Some(run) = self.runs.get_mut(&key) {
+            run.plan.start(now);
+            self.dags.get_mut(number).active.insert(key);
+        }
+        Ok(())
+    }
+
+    /// Plans every run that something has happened to, each in isolation.
+    async fn plan_touched(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<(), PassError> {
+        while let Some(key) = self.touched.pop_first() {
+            let Some(run) = self.runs.get_mut(&key) else { continue };
+            let planner = self.deps.config.planner;
+            let planned = catch_unwind(AssertUnwindSafe(|| planner(&mut run.plan, now)));
+            if let Err(panic) = planned {
+                self.fail_poisoned(key, &panic_text(&*panic), now).await?;
+            }
+            self.absorb(key, builder);
+            self.set_wake(key);
+        }
+        Ok(())
+    }
+
+    /// The planner panicked: this run ends, the others do not notice.
+    async fn fail_poisoned(&mut self, key: RunKey, panic: &str, now: Timestamp) -> Result<(), PassError> {
+        let run_id = self.runs[&key].header.run_id.clone();
+        tracing::error!(run = %run_id, %panic, "planning panicked; the run is failed");
+        self.deps.metrics.poison_runs.inc();
+        self.evict(key);
+        // What is in memory may be half changed: end it from what the database has.
+        for snapshot in self.deps.store.load_runs(&[key]).await? {
+            let number = self.dags.number(&snapshot.header.tenant, &snapshot.header.dag);
+            self.dags.forget_run(number, key);
+            self.install(snapshot).await?;
+            self.touched.remove(&key);
+        }
+        let Some(run) = self.runs.get_mut(&key) else { return Ok(()) };
+        let reason = format!("the planner panicked on this run: {panic}");
+        let ended = catch_unwind(AssertUnwindSafe(|| run.plan.abandon(RunState::Failed, now, &reason)));
+        if ended.is_err() {
+            tracing::error!(run = %run_id, "the run cannot even be failed; parked");
+            self.evict(key);
+            self.unreadable.insert(key, reason);
+        }
+        Ok(())
+    }
+
+    /// Takes a run's changes into the transaction and lets their consequences take effect in memory.
+    fn absorb(&mut self, key: RunKey, builder: &mut PassBuilder) {
+        let Some(run) = self.runs.get_mut(&key) else { return };
+        let changes = run.plan.take_changes();
+        if changes.is_empty() {
+            return;
+        }
+        let (dag, revision) = (run.dag, run.header.revision);
+        self.follow(key, &changes, builder);
+        let run = &self.runs[&key];
+        builder.add(key, revision, &run.plan, changes);
+        if run.plan.graph().depends_on_past() {
+            self.tell_dependents(key, dag);
+        }
+    }
+
+    fn follow(&mut self, key: RunKey, changes: &Changes, builder: &mut PassBuilder) {
+        for step in &changes.steps {
+            let ti = TiKey::unmapped(key, step.task);
+            let entered = StateLabel { state: step.to.to_string() };
+            self.deps.metrics.task_transitions.get_or_create(&entered).inc();
+            if step.from.is_bound() && !step.to.is_bound() {
+                self.give_back(ti);
+                if step.event == TaskEvent::RunEnded
+                    && let (Some(node), Some(attempt)) = (&step.node, step.attempt)
+                {
+                    builder.stops.push((node.clone(), attempt));
+                }
+            }
+            if step.to == TaskState::Scheduled {
+                self.ready.push(self.candidate(key, step.task));
+            }
+        }
+    }
+
+    /// Later runs of the dag may have waited for what this one has just done.
+    fn tell_dependents(&mut self, key: RunKey, dag: DagNo) {
+        let states = self.runs[&key].plan.states_by_task();
+        for other in self.dags.get(dag).active.clone() {
+            if let Some(run) = self.runs.get_mut(&other).filter(|run| run.past == Some(key)) {
+                run.plan.set_past(Past::Run(states.clone()));
+                self.touched.insert(other);
+            }
+        }
+    }
+
+    /// Gives places to ready tasks while the dispatch pool has room.
+    fn bind_ready(&mut self, builder: &mut PassBuilder, now: Timestamp) {
+        let mut room = self.deps.dispatch.room().saturating_sub(self.reoffer.len());
+        loop {
+            if room == 0 {
+                if !self.ready.is_empty() {
+                    self.deps.dispatch.was_full();
+                }
+                break;
+            }
+            let Some(candidate) = self.ready.pop() else {
+                if self.ready.refill(|limit| self.ledger.room(limit)) {
+                    continue;
+                }
+                break;
+            };
+            let (key, task) = (candidate.run, candidate.task);
+            let waits = self.runs.get(&key).filter(|run| run.plan.state() == RunState::Running);
+            if waits.and_then(|run| run.plan.task(task)).is_none_or(|ti| ti.state != TaskState::Scheduled) {
+                continue; // stale entry
+            }
+            if self.dags.get(candidate.dag).is_paused() {
+                self.ready.park(Limit::Paused(candidate.dag), candidate);
+                continue;
+            }
+            let Some(wish) = self.wish(key, task) else { continue };
+            let ti = TiKey::unmapped(key, task);
+            match self.ledger.take(ti, wish) {
+                Ok(node) => {
+                    self.bind(ti, node, builder, now);
+                    room -= 1;
+                }
+                Err(limit) => self.ready.park(limit, candidate),
+            }
+        }
+    }
+
+    fn bind(&mut self, ti: TiKey, node: NodeId, builder: &mut PassBuilder, now: Timestamp) {
+        let attempt = AttemptId(self.deps.entropy.uuid(now));
+        let run = self.runs.get_mut(&ti.run).expect("a candidate was checked against its run");
+        run.plan.bind(ti.task, attempt, node, now);
+        self.expect_claim(ti, attempt, now);
+        self.absorb(ti.run, builder);
+        builder.bindings.extend(self.binding(ti.run, ti.task));
+    }
+
+    /// Writes the pass, then lets the world know.
+    async fn commit(
+        &mut self,
+        builder: &mut PassBuilder,
+        answers: Vec<(Envelope, Ack, Option<RunKey>)>,
+        now: Timestamp,
+        again: &mut bool,
+    ) -> Result<bool, PassError> {
+        let pass = builder.finish();
+        let mut conflicts = vec![];
+        let committed = !pass.is_empty();
+        if committed {
+            let started = self.deps.clock.boottime();
+            let guard = self.tenure.guard()?;
+            let outcome = self.deps.store.commit_pass(&guard, pass).await?;
+            let took = self.deps.clock.boottime().saturating_since(started);
+            self.deps.metrics.commit_seconds.observe(took.as_secs_f64());
+            conflicts = outcome.conflicts;
+            self.settle(builder, &conflicts, outcome.created, now, again);
+        }
+        let lost = |run: &RunKey| conflicts.contains(run);
+        for (envelope, ack, run) in answers {
+            envelope.acknowledge(if run.as_ref().is_some_and(lost) { Ack::Retry } else { ack });
+        }
+        let mut bindings = std::mem::take(&mut self.reoffer);
+        bindings.extend(
+            std::mem::take(&mut builder.bindings).into_iter().filter(|binding| !lost(&binding.ti.run)),
+        );
+        self.deps.dispatch.offer(bindings);
+        for (node, attempt) in std::mem::take(&mut builder.stops) {
+            self.deps.dispatch.stop(node, attempt);
+        }
+        Ok(committed)
+    }
+
+    /// Memory follows what is now in the database.
+    fn settle(
+        &mut self,
+        builder: &PassBuilder,
+        conflicts: &[RunKey],
+        created: Vec<NewRunOutcome>,
+        now: Timestamp,
+        again: &mut bool,
+    ) {
+        for change in &builder.pass.runs {
+            let key = change.run;
+            if conflicts.contains(&key) {
+                self.deps.metrics.conflicts.inc();
+                self.evict(key);
+                self.stale.insert(key);
+                *again = true;
+                continue;
+            }
+            let Some(run) = self.runs.get_mut(&key) else { continue };
+            run.header.revision += 1;
+            run.header.state = run.plan.state();
+            if run.header.state.is_finished() {
+                let label = StateLabel { state: run.header.state.to_string() };
+                self.deps.metrics.runs_finished.get_or_create(&label).inc();
+                let dag = run.dag;
+                self.evict(key);
+                self.dags.reschedule(dag, now);
+                *again |= self.dags.next_agenda().is_some_and(|at| at <= now);
+            }
+        }
+        for outcome in created {
+            if let NewRunOutcome::Created(header) = outcome {
+                let number = self.dags.number(&header.tenant, &header.dag);
+                self.install_queued(&header);
+                self.dags.reschedule(number, now);
+                *again = true;
+            }
+        }
+        self.deps.metrics.active_runs.set(self.runs.len() as i64);
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+}
