@@ -1,1 +1,107 @@
+//! The HTTP API: Airflow's REST API v2 where Airflow has the notion, Tenure's own beside it, health, metrics
+//! and the OpenAPI document.
+//!
+//! Promises: it writes intents only, through the store's verbs, and holds no state of its own, so any number
+//! of processes may serve it. Every error is JSON with a `detail` that names the thing and the way out. A
+//! panic, a slow client or a huge body costs its own request and nothing else.
 
+mod airflow;
+mod auth;
+mod error;
+mod health;
+mod input;
+mod openapi;
+mod serve;
+mod state;
+mod tenure;
+
+use std::any::Any;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{Method, Uri};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::trace::TraceLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use error::ApiError;
+use input::LARGEST_BODY;
+
+pub use serve::serve;
+pub use state::{
+    ApiState, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth, TokenDigest,
+};
+
+/// No request takes longer, bodies that are streamed out excepted.
+const REQUEST_WITHIN: Duration = Duration::from_secs(30);
+
+/// Everything that is served.
+pub fn router(state: ApiState) -> Router {
+    let (router, document) = table(&state).split_for_parts();
+    let document = document.to_json().expect("the document is plain data");
+    router
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(Extension(openapi::DocumentText(document.into())))
+        .layer(DefaultBodyLimit::max(LARGEST_BODY))
+        .layer(middleware::from_fn(within_time))
+        .layer(CatchPanicLayer::custom(answer_panic))
+        .layer(TraceLayer::new_for_http())
+        .with_state(state)
+}
+
+/// The one table of routes: for the router and for the document.
+fn table(state: &ApiState) -> OpenApiRouter<ApiState> {
+    let public = OpenApiRouter::new()
+        .routes(routes!(openapi::front_page))
+        .routes(routes!(openapi::document))
+        .routes(routes!(health::health))
+        .routes(routes!(health::live))
+        .routes(routes!(health::ready))
+        .routes(routes!(auth::log_in))
+        .merge(airflow::public_routes());
+    let guarded = airflow::routes()
+        .merge(tenure::routes())
+        .routes(routes!(health::metrics))
+        .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
+    OpenApiRouter::with_openapi(openapi::Document::openapi()).merge(public).merge(guarded)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::NotFound(format!(
+        "There is nothing at {}; see /api/openapi.json for what there is.",
+        uri.path()
+    ))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::MethodNotAllowed(format!("{} does not take {method}.", uri.path()))
+}
+
+async fn within_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(REQUEST_WITHIN, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => {
+            let text = format!(
+                "No answer within {REQUEST_WITHIN:?}. If this was to change something, it may or may not have been \
+                 done: read it again before you repeat it."
+            );
+            ApiError::Unavailable(text).into_response()
+        }
+    }
+}
+
+fn answer_panic(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+    tracing::error!(panic = text, "a request handler panicked");
+    ApiError::Internal("The server failed on this request; its log has the reason.".into()).into_response()
+}
+
+#[cfg(test)]
+mod tests;

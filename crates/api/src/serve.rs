@@ -1,0 +1,100 @@
+//! Accepts connections and serves the router on them, until told to stop.
+//!
+//! Promises: a client that sends its headers too slowly, or idles, loses its connection; at most
+//! [`MOST_CONNECTIONS`] are open at once; after `shutdown` no new connection is accepted, requests in
+//! flight are finished, and whoever takes longer than [`GRACE`] is cut off.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::{Extension, Router};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub const MOST_CONNECTIONS: usize = 1024;
+pub const GRACE: Duration = Duration::from_secs(10);
+const HEADERS_WITHIN: Duration = Duration::from_secs(15);
+/// Accepting fails when file descriptors run out; trying again at once would only spin.
+const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
+
+/// Told to handlers, so that those who wait for something end early.
+#[derive(Clone, Debug)]
+pub(crate) struct Stopping(pub CancellationToken);
+
+pub async fn serve(listener: TcpListener, router: Router, shutdown: CancellationToken) -> io::Result<()> {
+    let router = router.layer(Extension(Stopping(shutdown.clone())));
+    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let (connections, cut_off) = (TaskTracker::new(), CancellationToken::new());
+
+    while let Some((stream, place)) = next_connection(&listener, &places, &shutdown).await {
+        let connection = serve_connection(stream, router.clone(), shutdown.clone());
+        let cut_off = cut_off.clone();
+        connections.spawn(async move {
+            cut_off.run_until_cancelled(connection).await;
+            drop(place);
+        });
+    }
+
+    drop(listener);
+    connections.close();
+    if tokio::time::timeout(GRACE, connections.wait()).await.is_err() {
+        tracing::warn!(grace = ?GRACE, "some requests were still running; their connections are cut off");
+        cut_off.cancel();
+        connections.wait().await;
+    }
+    Ok(())
+}
+
+async fn serve_connection(stream: TcpStream, router: Router, shutdown: CancellationToken) {
+    // Small answers should not wait for an acknowledgement of the one before.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection was gone before it was served");
+        return;
+    }
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
+    let mut connection =
+        pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// Waits for a client and for a place among the connections. `None`: told to stop.
+async fn next_connection(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    shutdown: &CancellationToken,
+) -> Option<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    loop {
+        let next = async {
+            let place = Arc::clone(places).acquire_owned().await.expect("nobody closes the semaphore");
+            listener.accept().await.map(|(stream, _)| (stream, place))
+        };
+        let accepted = tokio::select! {
+            () = shutdown.cancelled() => return None,
+            accepted = next => accepted,
+        };
+        match accepted {
+            Ok(connection) => return Some(connection),
+            Err(error) => {
+                tracing::warn!(%error, "accepting a connection failed");
+                tokio::time::sleep(PAUSE_AFTER_FAILED_ACCEPT).await;
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the routes work with: everything is handed in by the wiring, so that this crate names no concrete
+//! store, parser or scheduler.
+
+use std::fmt;
+use std::sync::{Arc, RwLock};
+
+use jiff::Timestamp;
+use object_store::ObjectStore;
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tenure_clock::Clock;
+use tenure_lease::{RenewalStatus, Tenure};
+use tenure_model::{DagSpec, TenantId};
+use tenure_store::{SharedStore, Trigger};
+use tokio::sync::watch;
+use utoipa::ToSchema;
+
+/// Cloning shares everything.
+#[derive(Clone)]
+pub struct ApiState {
+    pub store: SharedStore,
+    pub clock: Arc<dyn Clock>,
+    pub token: TokenDigest,
+    pub logs: Arc<dyn ObjectStore>,
+    pub parser: DagParser,
+    /// What is wrong in the watched folder right now.
+    pub import_errors: Arc<RwLock<Vec<ImportError>>>,
+    pub health: Arc<dyn HealthSource>,
+    pub metrics: Arc<Registry>,
+    /// Changes after every pass that this process has committed. Only a hint to look again.
+    pub changes: watch::Receiver<u64>,
+    /// What `GET /api/tenure/info` adds to the version: data folder, profile, address.
+    pub info: Value,
+}
+
+impl fmt::Debug for ApiState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiState").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl ApiState {
+    /// Until users and roles come, whoever has the token is this one.
+    pub(crate) const ADMIN: &'static str = "admin";
+
+    pub(crate) fn tenant(&self) -> TenantId {
+        TenantId::default_tenant()
+    }
+
+    pub(crate) fn trigger(&self) -> Trigger {
+        Trigger { tenant: self.tenant(), actor: Self::ADMIN.into(), at: self.clock.now() }
+    }
+}
+
+/// Turns the text of a dag file into a spec: `(file name, text)`.
+pub type DagParser = Arc<dyn Fn(&str, &str) -> Result<DagSpec, Vec<Diagnostic>> + Send + Sync>;
+
+/// One problem in a dag file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Diagnostic {
+    pub file: String,
+    /// Counted from one, like the column.
+    pub line: usize,
+    pub column: usize,
+    /// `tasks.load.needs[0]`; empty for the file as a whole.
+    pub field: String,
+    pub message: String,
+}
+
+impl fmt::Display for Diagnostic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.file, self.line, self.message)
+    }
+}
+
+/// A file of the watched folder that is not in force because of its problems.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ImportError {
+    /// As `DagRegistration::origin` names it.
+    pub file: String,
+    pub at: Timestamp,
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+/// The admin token, kept only as a digest.
+#[derive(Clone, Copy)]
+pub struct TokenDigest([u8; 32]);
+
+impl TokenDigest {
+    pub fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// Takes equally long for every wrong token, as far as this code decides it: digests of equal length
+    /// are compared without an early end.
+    pub(crate) fn matches(&self, token: &str) -> bool {
+        let other = Self::of(token);
+        self.0.iter().zip(other.0).fold(0, |differences, (ours, theirs)| differences | (ours ^ theirs)) == 0
+    }
+}
+
+impl fmt::Debug for TokenDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenDigest(..)")
+    }
+}
+
+/// What this process knows about its own scheduling.
+pub trait HealthSource: Send + Sync {
+    /// Cheap and without waiting: it is called by every probe.
+    fn health(&self) -> SchedulerHealth;
+}
+
+#[derive(Clone, Debug)]
+pub struct SchedulerHealth {
+    /// `Err` says why nothing can be scheduled yet, or any more.
+    pub ready: Result<(), String>,
+    /// When the loop last went round.
+    pub last_pass_at: Option<Timestamp>,
+    /// The scopes that this process holds or campaigns for.
+    pub scopes: Vec<ScopeHealth>,
+}
+
+/// «It leads» and «its last renewal succeeded» are two facts; both are shown.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct ScopeHealth {
+    pub scope: String,
+    /// Of the holder known here, which is this process while `leading`.
+    pub owner: Option<String>,
+    pub epoch: Option<u64>,
+    /// This process may act in the scope now.
+    pub leading: bool,
+    pub last_renewal_succeeded: bool,
+    pub renewed_at: Option<Timestamp>,
+    pub valid_for_ms: u64,
+}
+
+impl ScopeHealth {
+    pub fn of(tenure: &Tenure) -> Self {
+        let RenewalStatus { leading, last_renewal_succeeded, renewed_at, valid_for } =
+            tenure.renewal_status();
+        Self {
+            scope: tenure.scope().to_string(),
+            owner: Some(tenure.record().holder.to_string()),
+            epoch: Some(tenure.epoch().0),
+            leading,
+            last_renewal_succeeded,
+            renewed_at: Some(renewed_at),
+            valid_for_ms: valid_for.as_millis() as u64,
+        }
+    }
+
+    /// Wanted, and held by nobody here.
+    pub fn campaigning(scope: impl Into<String>) -> Self {
+        Self {
+            scope: scope.into(),
+            owner: None,
+            epoch: None,
+            leading: false,
+            last_renewal_succeeded: false,
+            renewed_at: None,
+            valid_for_ms: 0,
+        }
+    }
+}

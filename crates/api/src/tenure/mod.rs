@@ -1,0 +1,157 @@
+//! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes, leases.
+
+mod dags;
+mod progress;
+
+use axum::Json;
+use axum::extract::State;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tenure_lease::LeaseRecord;
+use tenure_model::{DagId, RunId};
+use tenure_store::{AuditQuery, AuditView, NodeRecord};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::error::{ApiResult, Refusals};
+use crate::input::{Query, paging};
+use crate::state::ApiState;
+
+pub fn routes() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new()
+        .routes(routes!(dags::push))
+        .routes(routes!(dags::validate))
+        .routes(routes!(dags::errors))
+        .routes(routes!(progress::progress))
+        .routes(routes!(audit))
+        .routes(routes!(nodes))
+        .routes(routes!(leases))
+        .routes(routes!(info))
+}
+
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct AuditParams {
+    dag_id: Option<String>,
+    run_id: Option<String>,
+    /// Only what came after this row: follow the trail by sending the last `seq` seen.
+    after_seq: Option<i64>,
+    /// At most 1000; 50 without it.
+    limit: Option<u32>,
+    offset: Option<u32>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct AuditTrail {
+    /// Oldest first: who (actor, scope, epoch), when, and every step that one transaction took in one run.
+    #[schema(value_type = Vec<Object>)]
+    audit: Vec<AuditView>,
+    total_entries: u64,
+}
+
+/// The audit trail, with every single transition and the authority it was made under.
+#[utoipa::path(get, path = "/api/tenure/audit", tag = "audit", params(AuditParams),
+    responses((status = 200, body = AuditTrail), Refusals))]
+pub async fn audit(
+    State(state): State<ApiState>,
+    Query(query): Query<AuditParams>,
+) -> ApiResult<Json<AuditTrail>> {
+    let query = AuditQuery {
+        tenant: state.tenant(),
+        dag: query.dag_id.map(DagId::from),
+        run: query.run_id.map(RunId::from),
+        after_seq: query.after_seq,
+        paging: paging(query.limit, query.offset, &[], &[])?,
+    };
+    let page = state.store.list_audit(&query).await?;
+    Ok(Json(AuditTrail { audit: page.items, total_entries: page.total }))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Nodes {
+    /// Capacities count thousandths of a unit.
+    #[schema(value_type = Vec<Object>)]
+    nodes: Vec<NodeRecord>,
+    total_entries: u64,
+}
+
+/// The machines that have an agent, and what they have to offer.
+#[utoipa::path(get, path = "/api/tenure/nodes", tag = "cluster", responses((status = 200, body = Nodes), Refusals))]
+pub async fn nodes(State(state): State<ApiState>) -> ApiResult<Json<Nodes>> {
+    let nodes = state.store.list_nodes().await?;
+    Ok(Json(Nodes { total_entries: nodes.len() as u64, nodes }))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Leases {
+    leases: Vec<Lease>,
+    total_entries: u64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Lease {
+    scope: String,
+    /// Somebody holds it now: not released, not expired.
+    held: bool,
+    /// `host:pid` of the latest holder.
+    holder: String,
+    instance: String,
+    address: Option<String>,
+    term: String,
+    epoch: u64,
+    duration_ms: u64,
+    remaining_ms: u64,
+    acquired_at: Timestamp,
+    renewed_at: Timestamp,
+    released: bool,
+    resource_version: u64,
+    transitions: u64,
+    note: String,
+}
+
+impl From<LeaseRecord> for Lease {
+    fn from(record: LeaseRecord) -> Self {
+        Self {
+            scope: record.scope.to_string(),
+            held: !record.released && !record.remaining.is_zero(),
+            holder: record.holder.name,
+            instance: record.holder.instance,
+            address: record.holder.address,
+            term: record.term.to_string(),
+            epoch: record.epoch.0,
+            duration_ms: record.duration.as_millis() as u64,
+            remaining_ms: record.remaining.as_millis() as u64,
+            acquired_at: record.acquired_at,
+            renewed_at: record.renewed_at,
+            released: record.released,
+            resource_version: record.resource_version,
+            transitions: record.transitions,
+            note: record.note,
+        }
+    }
+}
+
+/// Every lease that was ever taken, with its latest holder and epoch.
+#[utoipa::path(get, path = "/api/tenure/leases", tag = "cluster", responses((status = 200, body = Leases), Refusals))]
+pub async fn leases(State(state): State<ApiState>) -> ApiResult<Json<Leases>> {
+    let leases: Vec<Lease> = state.store.list_leases().await?.into_iter().map(Lease::from).collect();
+    Ok(Json(Leases { total_entries: leases.len() as u64, leases }))
+}
+
+/// This server: its version, where its data is, how it was started.
+#[utoipa::path(get, path = "/api/tenure/info", tag = "cluster",
+    responses((status = 200, body = Object), Refusals))]
+pub async fn info(State(state): State<ApiState>) -> Json<Map<String, Value>> {
+    let mut info = Map::from_iter([("version".to_owned(), json!(env!("CARGO_PKG_VERSION")))]);
+    match state.info {
+        Value::Object(fields) => info.extend(fields),
+        Value::Null => {}
+        other => {
+            info.insert("info".into(), other);
+        }
+    }
+    Json(info)
+}
