@@ -1,1 +1,44 @@
+//! The store on Postgres: one database for many replicas.
+//!
+//! Promises: every verb is one transaction; a privileged one locks its fence row in share mode and compares
+//! epoch and term before it may commit; what was acknowledged survives (`synchronous_commit = on`); an
+//! answer that was lost is [`StoreError::Unknown`](tenure_store::StoreError::Unknown), never a guess; a
+//! cancelled call leaves no connection in a strange state behind.
+//! It does not promise TLS yet, and needs Postgres 14 or newer.
 
+mod batch;
+mod connect;
+mod errors;
+mod intent;
+mod leases;
+mod migrate;
+mod pass;
+mod reads;
+mod rows;
+mod session;
+mod views;
+mod wakes;
+
+use std::fmt;
+
+pub use connect::{ConnectError, PostgresOptions};
+
+/// A state database on Postgres. It finds its way back by itself after the server was away.
+pub struct PostgresStore {
+    /// For everything but leases.
+    pool: deadpool_postgres::Pool,
+    /// Reserved: a starved pool must not cost leadership, and an acquire that waits for a fence must not
+    /// hold up renewals.
+    leases: deadpool_postgres::Pool,
+    shards: u16,
+    wakes: wakes::Wakes,
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("shards", &self.shards)
+            .field("pool", &self.pool.status())
+            .finish()
+    }
+}

@@ -24,18 +24,12 @@ const START_POLLS: u32 = 1_200;
 const POLL: Duration = Duration::from_millis(25);
 
 /// How a server is set up.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Off is fast and fine, unless a test is about what survives a power cut.
     pub fsync: bool,
     /// `name=value`, as for `postgres -c`.
     pub extra: Vec<String>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { fsync: false, extra: vec![] }
-    }
 }
 
 /// The way to a running server that tests of all processes share.

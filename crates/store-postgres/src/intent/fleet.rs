@@ -1,0 +1,70 @@
+//! Pools and nodes: what placement may use. Every shard is told.
+
+use jiff::Timestamp;
+use tenure_model::PoolName;
+use tenure_store::{Attention, AuditEntry, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger};
+
+use super::Deed;
+use crate::batch;
+use crate::rows::{self, Cells};
+
+const PUT_POOL: &str = "INSERT INTO pools (tenant, name, slots, description) VALUES ($1, $2, $3, $4)
+    ON CONFLICT (tenant, name) DO UPDATE SET slots = excluded.slots, description = excluded.description";
+const DELETE_POOL: &str = "DELETE FROM pools WHERE tenant = $1 AND name = $2";
+/// A node that comes back keeps what operators have decided about it.
+const PUT_NODE: &str = "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining)
+    VALUES ($1, $2, $3, $4, $5, false)
+    ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
+        version = excluded.version, registered_at = excluded.registered_at
+    RETURNING node, capacity, labels, version, registered_at, draining";
+
+pub(super) async fn put_pool(
+    deed: &Deed<'_>,
+    trigger: &Trigger,
+    pool: &PoolRecord,
+) -> Result<(), StoreError> {
+    let slots = i32::try_from(pool.slots).map_err(|_| {
+        StoreError::Conflict(format!(
+            "pool {} cannot have {} slots: the most is {}",
+            pool.name,
+            pool.slots,
+            i32::MAX
+        ))
+    })?;
+    let (tenant, name) = (trigger.tenant.as_str(), pool.name.as_str());
+    deed.session.execute(PUT_POOL, &[&tenant, &name, &slots, &rows::storable(&pool.description)]).await?;
+    let to = format!("{name}: {slots} slots");
+    deed.trail(trigger, None, None, AuditEntry { to, ..batch::entry("pool_set") }).await?;
+    deed.attention_of_every_shard(&Attention::Limits).await
+}
+
+pub(super) async fn delete_pool(
+    deed: &Deed<'_>,
+    trigger: &Trigger,
+    pool: &PoolName,
+) -> Result<(), StoreError> {
+    if *pool == PoolName::default_pool() {
+        return Err(StoreError::Conflict(format!("{pool} serves every task that names no pool: it stays")));
+    }
+    let (tenant, name) = (trigger.tenant.as_str(), pool.as_str());
+    if deed.session.execute(DELETE_POOL, &[&tenant, &name]).await? == 0 {
+        return Err(StoreError::NotFound(format!("there is no pool {pool}")));
+    }
+    let from = pool.to_string();
+    deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("pool_deleted") }).await?;
+    deed.attention_of_every_shard(&Attention::Limits).await
+}
+
+pub(super) async fn register_node(
+    deed: &Deed<'_>,
+    node: &NodeRegistration,
+    at: Timestamp,
+) -> Result<NodeRecord, StoreError> {
+    let capacity = serde_json::to_string(&node.capacity).expect("a capacity is plain data");
+    let labels = serde_json::to_string(&node.labels).expect("labels are plain data");
+    let (name, version) = (node.node.as_str(), rows::storable(&node.version));
+    let row = deed.session.row(PUT_NODE, &[&name, &capacity, &labels, &version, &at]).await?;
+    let record = rows::node(&mut Cells::of(&row.expect("an upsert returns its row")))?;
+    deed.attention_of_every_shard(&Attention::Limits).await?;
+    Ok(record)
+}

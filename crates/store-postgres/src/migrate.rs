@@ -1,0 +1,60 @@
+//! Brings the schema up to date, once, whoever comes first.
+
+use deadpool_postgres::Pool;
+use tenure_store::StoreError;
+
+use crate::connect::ConnectError;
+use crate::errors;
+use crate::session::Session;
+
+/// In order; a migration that was released never changes.
+const MIGRATIONS: [(&str, &str); 1] = [("start", include_str!("../migrations/0001_start.sql"))];
+
+/// Replicas that start together wait for the first one. Longer than any migration should take.
+const ALONE: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = '60s';
+    SELECT pg_advisory_xact_lock(7306921354498471525);
+    CREATE TABLE IF NOT EXISTS schema_version (
+        version integer PRIMARY KEY,
+        name text NOT NULL,
+        applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    )";
+
+/// All that is missing in one transaction, then the number of shards the database has.
+pub(crate) async fn run(pool: &Pool, target: &str, shards: u16) -> Result<u16, ConnectError> {
+    let failed =
+        |error: StoreError| ConnectError::Migrate { target: target.to_owned(), source: error.into() };
+    let session = Session::begin(pool, "migrating the schema").await.map_err(failed)?;
+    let known = MIGRATIONS.len() as i32;
+    let found = match version(&session).await {
+        Ok(found) if found > known => {
+            return Err(ConnectError::NewerSchema { target: target.to_owned(), found, known });
+        }
+        found => found,
+    };
+    let outcome = match found {
+        Ok(found) => upgrade(&session, found, shards).await,
+        Err(error) => Err(error),
+    };
+    session.finish(outcome).await.map_err(failed)
+}
+
+async fn version(session: &Session) -> Result<i32, StoreError> {
+    session.batch(ALONE).await?;
+    let row = session.row("SELECT coalesce(max(version), 0) FROM schema_version", &[]).await?;
+    Ok(row.expect("an aggregate has one row").get(0))
+}
+
+async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, StoreError> {
+    for (version, (name, sql)) in (1..).zip(MIGRATIONS).skip(found.max(0) as usize) {
+        session.batch(sql).await?;
+        session
+            .execute("INSERT INTO schema_version (version, name) VALUES ($1, $2)", &[&version, &name])
+            .await?;
+        tracing::info!(version, name, "schema migrated");
+    }
+    let wanted = shards.max(1).to_string();
+    session.execute("INSERT INTO settings VALUES ('shards', $1) ON CONFLICT DO NOTHING", &[&wanted]).await?;
+    let row = session.row("SELECT value FROM settings WHERE name = 'shards'", &[]).await?;
+    let stored: String = row.expect("it was inserted just now").get(0);
+    stored.parse().map_err(|error: std::num::ParseIntError| errors::corrupt("the number of shards", error))
+}

@@ -1,0 +1,189 @@
+//! What the owner of a shard reads, and its one write, as the trait wants it.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use futures::try_join;
+use jiff::Timestamp;
+use serde_json::Value;
+use tenure_lease::EpochGuard;
+use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
+use tenure_store::{
+    AttentionItem, CachedTi, Committed, DagSchedule, DagVersion, NodeRecord, Pass, PastRun, PoolRecord,
+    RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, StoreError,
+};
+use tokio::sync::watch;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use crate::PostgresStore;
+use crate::rows::{self, Cells};
+use crate::session::Session;
+
+pub(crate) const SHARD_DAGS: &str =
+    concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.shard = $1 ORDER BY d.tenant, d.dag");
+pub(crate) const SHARD_RUNS: &str = concat!(
+    "SELECT ",
+    rows::run_columns!(),
+    " FROM runs r WHERE r.shard = $1 AND r.state IN ('queued', 'running') ORDER BY r.key"
+);
+pub(crate) const SHARD_TIS: &str = concat!(
+    "SELECT ",
+    rows::ti_columns!(),
+    " FROM runs r JOIN task_instances t ON t.run = r.key WHERE r.shard = $1 AND r.state = 'running'
+    ORDER BY t.run, t.task_no, t.map_index"
+);
+pub(crate) const ATTENTION: &str = "SELECT seq, what FROM attention WHERE shard = $1 ORDER BY seq LIMIT $2";
+pub(crate) const RUNS: &str =
+    concat!("SELECT ", rows::run_columns!(), " FROM runs r WHERE r.key = ANY($1) ORDER BY r.key");
+pub(crate) const RUN_TIS: &str = concat!(
+    "SELECT ",
+    rows::ti_columns!(),
+    " FROM task_instances t WHERE t.run = ANY($1) ORDER BY t.run, t.task_no, t.map_index"
+);
+const DAG: &str = concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.tenant = $1 AND d.dag = $2");
+const SPEC: &str = "SELECT v.spec FROM dag_versions v WHERE v.tenant = $1 AND v.dag = $2 AND v.version = $3";
+pub(crate) const PAST_RUN: &str = "SELECT r.key, r.state FROM runs r
+    WHERE r.tenant = $1 AND r.dag = $2 AND r.logical_date < $3 ORDER BY r.logical_date DESC LIMIT 1";
+const TASK_STATES: &str =
+    "SELECT task_id, state FROM task_instances WHERE run = $1 ORDER BY task_no, map_index";
+const RESULTS: &str = "SELECT t.task_id, x.map_index, x.value
+    FROM results x JOIN task_instances t USING (run, task_no, map_index)
+    WHERE x.run = $1 ORDER BY x.task_no, x.map_index";
+
+#[async_trait]
+impl SchedulingStore for PostgresStore {
+    async fn shard_count(&self) -> Result<u16, StoreError> {
+        Ok(self.shards)
+    }
+
+    async fn shard_snapshot(&self, shard: ShardId) -> Result<ShardSnapshot, StoreError> {
+        let session = Session::snapshot(&self.pool, "reading a shard").await?;
+        let outcome = shard_snapshot(&session, i32::from(shard.0)).await;
+        session.finish(outcome).await
+    }
+
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
+        let (shard, limit) = (i32::from(shard.0), i64::from(limit));
+        let rows = Session::once(&self.pool, "reading attention", ATTENTION, &[&shard, &limit]).await?;
+        rows::all(&rows, |cells| {
+            Ok(AttentionItem { seq: cells.take()?, what: cells.json("an attention row")? })
+        })
+    }
+
+    async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
+        let session = Session::snapshot(&self.pool, "loading runs").await?;
+        let outcome = load_runs(&session, runs).await;
+        session.finish(outcome).await
+    }
+
+    async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError> {
+        let names = [tenant.as_str(), dag.as_str()];
+        let rows = Session::once(&self.pool, "loading a dag", DAG, &[&names[0], &names[1]]).await?;
+        Ok(rows::all(&rows, rows::dag_schedule)?.pop())
+    }
+
+    async fn dag_version(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        version: u32,
+    ) -> Result<DagVersion, StoreError> {
+        let (names, number) = ([tenant.as_str(), dag.as_str()], version as i32);
+        let params: [&(dyn ToSql + Sync); 3] = [&names[0], &names[1], &number];
+        let rows = Session::once(&self.pool, "reading a dag version", SPEC, &params).await?;
+        match rows::all(&rows, rows::spec)?.pop() {
+            Some(spec) => Ok(DagVersion { tenant: tenant.clone(), dag: dag.clone(), version, spec }),
+            None => Err(StoreError::NotFound(format!("dag {dag} has no version {version}"))),
+        }
+    }
+
+    async fn past_run(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        before: Timestamp,
+    ) -> Result<Option<PastRun>, StoreError> {
+        let session = Session::snapshot(&self.pool, "reading the past run").await?;
+        let outcome = past_run(&session, tenant, dag, before).await;
+        session.finish(outcome).await
+    }
+
+    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
+        rows::all(&Session::once(&self.pool, "reading pools", rows::POOLS, &[]).await?, rows::pool)
+    }
+
+    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        rows::all(&Session::once(&self.pool, "reading nodes", rows::NODES, &[]).await?, rows::node)
+    }
+
+    async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError> {
+        let rows = Session::once(&self.pool, "reading results", RESULTS, &[&run.0]).await?;
+        rows::all(&rows, |cells| Ok((cells.text()?, cells.take()?, cells.json("a result")?)))
+    }
+
+    async fn commit_pass(&self, guard: &EpochGuard<'_>, pass: &Pass) -> Result<Committed, StoreError> {
+        self.write_pass(guard, pass).await
+    }
+
+    fn wakes(&self) -> watch::Receiver<u64> {
+        self.wakes.subscribe()
+    }
+}
+
+async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, StoreError> {
+    session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS, rows::POOLS, rows::NODES]).await?;
+    let of_shard: [&(dyn ToSql + Sync); 1] = [&shard];
+    let (dags, runs, tis, pools, nodes) = try_join!(
+        session.rows(SHARD_DAGS, &of_shard),
+        session.rows(SHARD_RUNS, &of_shard),
+        session.rows(SHARD_TIS, &of_shard),
+        session.rows(rows::POOLS, &[]),
+        session.rows(rows::NODES, &[]),
+    )?;
+    let (running, queued): (Vec<RunHeader>, Vec<RunHeader>) =
+        rows::all(&runs, rows::run_header)?.into_iter().partition(|run| run.state == RunState::Running);
+    Ok(ShardSnapshot {
+        dags: rows::all(&dags, rows::dag_schedule)?,
+        running: with_tis(running, &tis)?,
+        queued,
+        pools: rows::all(&pools, rows::pool)?,
+        nodes: rows::all(&nodes, rows::node)?,
+    })
+}
+
+async fn load_runs(session: &Session, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
+    session.prepare(&[RUNS, RUN_TIS]).await?;
+    let keys: Vec<i64> = runs.iter().map(|run| run.0).collect();
+    let keys: [&(dyn ToSql + Sync); 1] = [&keys];
+    let (runs, tis) = try_join!(session.rows(RUNS, &keys), session.rows(RUN_TIS, &keys))?;
+    with_tis(rows::all(&runs, rows::run_header)?, &tis)
+}
+
+fn with_tis(runs: Vec<RunHeader>, tis: &[Row]) -> Result<Vec<RunSnapshot>, StoreError> {
+    let mut of_run: HashMap<RunKey, Vec<CachedTi>> = HashMap::new();
+    for ti in rows::all(tis, rows::ti)? {
+        of_run.entry(ti.run).or_default().push(ti.cached);
+    }
+    let with =
+        |header: RunHeader| RunSnapshot { tis: of_run.remove(&header.key).unwrap_or_default(), header };
+    Ok(runs.into_iter().map(with).collect())
+}
+
+async fn past_run(
+    session: &Session,
+    tenant: &TenantId,
+    dag: &DagId,
+    before: Timestamp,
+) -> Result<Option<PastRun>, StoreError> {
+    let found = session.row(PAST_RUN, &[&tenant.as_str(), &dag.as_str(), &before]).await?;
+    let Some(row) = found else { return Ok(None) };
+    let mut cells = Cells::of(&row);
+    let key = RunKey(cells.take()?);
+    let state = cells.parsed("the state of a run", RunState::parse)?;
+    let tasks = session.rows(TASK_STATES, &[&key.0]).await?;
+    let tasks = rows::all(&tasks, |cells| {
+        Ok((cells.text()?, cells.parsed("the state of a task instance", TaskState::parse)?))
+    })?;
+    Ok(Some(PastRun { key, state, tasks }))
+}

@@ -1,0 +1,238 @@
+//! Reads for screens. Each page and its total come from one state of the database.
+
+mod listing;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
+use tenure_store::{
+    AuditQuery, AuditView, DagQuery, DagView, NodeRecord, Page, Paging, PoolRecord, RunQuery, RunView,
+    StoreError, TiQuery, TiView, TryView, VersionView, Views,
+};
+use tokio_postgres::types::Type;
+
+use crate::PostgresStore;
+use crate::rows;
+use crate::session::{Params, Session};
+use listing::Listing;
+
+const GET_DAG: &str = concat!(
+    "SELECT ",
+    rows::dag_view_columns!(),
+    " FROM dags d JOIN dag_versions v USING (tenant, dag, version) WHERE d.tenant = $1 AND d.dag = $2"
+);
+const GET_VERSION: &str = concat!(
+    "SELECT ",
+    rows::version_columns!(),
+    " FROM dag_versions v JOIN dags d USING (tenant, dag)
+    WHERE v.tenant = $1 AND v.dag = $2 AND v.version = coalesce($3, d.version)"
+);
+const GET_RUN: &str = concat!(
+    "SELECT ",
+    rows::run_view_columns!(),
+    " FROM runs r WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3"
+);
+/// After a clear the row carries the number of a try that is in history already, until the next one begins.
+const LIST_TRIES: &str = concat!(
+    "SELECT * FROM (SELECT ",
+    rows::try_columns!(),
+    ", false AS current FROM runs r JOIN tries t ON t.run = r.key
+        WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
+    UNION ALL SELECT ",
+    rows::try_columns!(),
+    ", true FROM runs r JOIN task_instances t ON t.run = r.key
+        WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
+            AND NOT EXISTS (SELECT FROM tries x WHERE x.run = t.run AND x.task_no = t.task_no
+                AND x.map_index = t.map_index AND x.try_number = t.try_number)
+    ) AS every_try ORDER BY try_number"
+);
+const GET_RESULT: &str = "SELECT value FROM results WHERE run = $1 AND task_no = $2 AND map_index = $3";
+
+#[async_trait]
+impl Views for PostgresStore {
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.read("asking whether it answers", "SELECT 1", &[]).await.map(drop)
+    }
+
+    async fn list_dags(&self, query: &DagQuery) -> Result<Page<DagView>, StoreError> {
+        let columns = rows::dag_view_columns!();
+        let mut listing = Listing::new(columns, "dags d JOIN dag_versions v USING (tenant, dag, version)");
+        listing.equal("d.tenant", query.tenant.to_string(), Type::TEXT);
+        listing.like("d.dag", query.id_pattern.as_deref());
+        listing.any_of("d.owner", &query.owners);
+        if !query.tags.is_empty() {
+            listing.compare("d.tags", "&&", query.tags.clone(), Type::TEXT_ARRAY);
+        }
+        if let Some(paused) = query.paused {
+            listing.equal("d.paused", paused, Type::BOOL);
+        }
+        listing.order(
+            &query.paging,
+            &[("dag_id", &["d.dag"]), ("next_run_at", &["d.next_tick"]), ("is_paused", &["d.paused"])],
+            &["d.dag"],
+        )?;
+        self.page("listing dags", listing, rows::dag_view).await
+    }
+
+    async fn get_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagView>, StoreError> {
+        let rows = self.read("reading a dag", GET_DAG, &[&tenant.as_str(), &dag.as_str()]).await?;
+        Ok(rows::all(&rows, rows::dag_view)?.pop())
+    }
+
+    async fn list_versions(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        paging: &Paging,
+    ) -> Result<Page<VersionView>, StoreError> {
+        let mut listing = Listing::new(rows::version_columns!(), "dag_versions v");
+        listing.equal("v.tenant", tenant.to_string(), Type::TEXT);
+        listing.equal("v.dag", dag.to_string(), Type::TEXT);
+        let newest_first =
+            Paging { order_by: paging.order_by.clone().or(Some("-version".into())), ..*paging };
+        listing.order(&newest_first, &[("version", &["v.version"])], &["v.version"])?;
+        self.page("listing dag versions", listing, rows::version_view).await
+    }
+
+    async fn get_version(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        version: Option<u32>,
+    ) -> Result<Option<VersionView>, StoreError> {
+        let (tenant, dag, version) = (tenant.as_str(), dag.as_str(), version.map(|version| version as i32));
+        let rows = self.read("reading a dag version", GET_VERSION, &[&tenant, &dag, &version]).await?;
+        Ok(rows::all(&rows, rows::version_view)?.pop())
+    }
+
+    async fn list_runs(&self, query: &RunQuery) -> Result<Page<RunView>, StoreError> {
+        let mut listing = Listing::new(rows::run_view_columns!(), "runs r");
+        listing.equal("r.tenant", query.tenant.to_string(), Type::TEXT);
+        if let Some(dag) = &query.dag {
+            listing.equal("r.dag", dag.to_string(), Type::TEXT);
+        }
+        listing.any_of("r.state", &query.states);
+        listing.any_of("r.run_type", &query.run_types.iter().map(|kind| kind.as_str()).collect::<Vec<_>>());
+        listing.like("r.run_id", query.run_id_pattern.as_deref());
+        listing.between("r.logical_date", query.logical_date_gte, query.logical_date_lte);
+        listing.between("r.run_after", query.run_after_gte, query.run_after_lte);
+        listing.between("r.started_at", query.started_at_gte, query.started_at_lte);
+        listing.between("r.ended_at", query.ended_at_gte, query.ended_at_lte);
+        listing.order(
+            &query.paging,
+            &[
+                ("id", &["r.key"]),
+                ("state", &["r.state"]),
+                ("dag_id", &["r.dag"]),
+                ("run_id", &["r.run_id"]),
+                ("logical_date", &["r.logical_date"]),
+                ("run_after", &["r.run_after"]),
+                ("start_date", &["r.started_at"]),
+                ("end_date", &["r.ended_at"]),
+                ("queued_at", &["r.queued_at"]),
+            ],
+            &["r.key"],
+        )?;
+        self.page("listing runs", listing, rows::run_view).await
+    }
+
+    async fn get_run(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        run: &RunId,
+    ) -> Result<Option<RunView>, StoreError> {
+        let names = (tenant.as_str(), dag.as_str(), run.as_str());
+        let rows = self.read("reading a run", GET_RUN, &[&names.0, &names.1, &names.2]).await?;
+        Ok(rows::all(&rows, rows::run_view)?.pop())
+    }
+
+    async fn list_tis(&self, query: &TiQuery) -> Result<Page<TiView>, StoreError> {
+        let mut listing =
+            Listing::new(rows::ti_view_columns!(), "runs r JOIN task_instances t ON t.run = r.key");
+        listing.equal("r.tenant", query.tenant.to_string(), Type::TEXT);
+        if let Some(dag) = &query.dag {
+            listing.equal("r.dag", dag.to_string(), Type::TEXT);
+        }
+        if let Some(run) = &query.run {
+            listing.equal("r.run_id", run.to_string(), Type::TEXT);
+        }
+        if let Some(task) = &query.task {
+            listing.equal("t.task_id", task.to_string(), Type::TEXT);
+        }
+        if let Some(map_index) = query.map_index {
+            listing.equal("t.map_index", map_index, Type::INT4);
+        }
+        listing.any_of("t.state", &query.states);
+        listing.any_of("t.pool", &query.pools);
+        let natural = ["t.run", "t.task_no", "t.map_index"];
+        listing.order(
+            &query.paging,
+            &[
+                ("id", &natural),
+                ("task_id", &["t.task_id"]),
+                ("state", &["t.state"]),
+                ("start_date", &["t.started_at"]),
+                ("end_date", &["t.ended_at"]),
+            ],
+            &natural,
+        )?;
+        self.page("listing task instances", listing, rows::ti_view).await
+    }
+
+    async fn list_tries(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        run: &RunId,
+        task: &TaskId,
+        map_index: i32,
+    ) -> Result<Vec<TryView>, StoreError> {
+        let names = (tenant.as_str(), dag.as_str(), run.as_str(), task.as_str());
+        let rows = self
+            .read("listing tries", LIST_TRIES, &[&names.0, &names.1, &names.2, &names.3, &map_index])
+            .await?;
+        rows::all(&rows, rows::try_view)
+    }
+
+    async fn get_result(&self, ti: TiKey) -> Result<Option<Value>, StoreError> {
+        let (run, task) = (ti.run.0, ti.task.0 as i32);
+        let rows = self.read("reading a result", GET_RESULT, &[&run, &task, &ti.map_index]).await?;
+        Ok(rows::all(&rows, |cells| cells.json("a result"))?.pop())
+    }
+
+    async fn list_audit(&self, query: &AuditQuery) -> Result<Page<AuditView>, StoreError> {
+        let mut listing = Listing::new(rows::AUDIT_COLUMNS, "audit a");
+        listing.equal("a.tenant", query.tenant.to_string(), Type::TEXT);
+        if let Some(dag) = &query.dag {
+            listing.equal("a.dag", dag.to_string(), Type::TEXT);
+        }
+        if let Some(run) = &query.run {
+            listing.equal("a.run_id", run.to_string(), Type::TEXT);
+        }
+        if let Some(seq) = query.after_seq {
+            listing.compare("a.seq", ">", seq, Type::INT8);
+        }
+        listing.order(&query.paging, &[("id", &["a.seq"])], &["a.seq"])?;
+        self.page("listing the audit trail", listing, rows::audit_view).await
+    }
+
+    async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
+        rows::all(&self.read("listing pools", rows::POOLS, &[]).await?, rows::pool)
+    }
+
+    async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        rows::all(&self.read("listing nodes", rows::NODES, &[]).await?, rows::node)
+    }
+}
+
+impl PostgresStore {
+    async fn read(
+        &self,
+        doing: &'static str,
+        sql: &'static str,
+        params: Params<'_>,
+    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        Session::once(&self.pool, doing, sql, params).await
+    }
+}
