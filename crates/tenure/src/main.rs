@@ -1,1 +1,4 @@
+mod cli;
+mod discovery;
+
 fn main() {}

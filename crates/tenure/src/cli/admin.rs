@@ -1,0 +1,348 @@
+//! What concerns the installation rather than a dag: pools, nodes, leases, the audit trail, health.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use comfy_table::Cell;
+use serde_json::{Value, json};
+use tenure_model::Resources;
+
+use super::client::{Client, Path};
+use super::failure::{FAILED, Failure};
+use super::run::RunArgs;
+use super::screen::{self, Screen, cell, number, text};
+use super::{Context, tell};
+
+/// How often `audit --follow` looks for more.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Subcommand)]
+pub enum PoolCommand {
+    /// List the pools and how full they are
+    List,
+    /// Create a pool, or change its size
+    #[command(
+        after_help = "Example:\n  tenure pool set warehouse 4 --description \"connections to the warehouse\""
+    )]
+    Set {
+        /// Name of the pool
+        name: String,
+        /// How many slots its tasks share
+        slots: u32,
+        /// What it is for
+        #[arg(long, value_name = "TEXT")]
+        description: Option<String>,
+    },
+    /// Delete a pool; tasks that name it wait until it is there again
+    Delete {
+        /// Name of the pool
+        name: String,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NodeCommand {
+    /// List the nodes
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LeaseCommand {
+    /// List the leases
+    List,
+}
+
+#[derive(Debug, Args)]
+pub struct AuditArgs {
+    /// Only what concerns this dag
+    #[arg(long, value_name = "DAG")]
+    dag: Option<String>,
+    /// Go on with what happens from now on
+    #[arg(long, short)]
+    follow: bool,
+}
+
+pub fn pool(command: PoolCommand, context: &Context) -> Result<(), Failure> {
+    match command {
+        PoolCommand::List => list_pools(context),
+        PoolCommand::Set { name, slots, description } => {
+            set_pool(&name, slots, description.as_deref(), context)
+        }
+        PoolCommand::Delete { name, yes } => delete_pool(&name, yes, context),
+    }
+}
+
+fn list_pools(context: &Context) -> Result<(), Failure> {
+    let pools = context.client()?.list(&Path::new("/api/v2/pools"), "pools", usize::MAX)?;
+    let header = ["POOL", "SLOTS", "RUNNING", "QUEUED", "OPEN", "DESCRIPTION"];
+    context.screen.list(&pools, "no pools", &header, |pool| {
+        let count = |key| number(text(pool, key).unwrap_or_else(|| "-".into()));
+        vec![
+            cell(text(pool, "name")),
+            count("slots"),
+            count("running_slots"),
+            count("queued_slots"),
+            count("open_slots"),
+            cell(text(pool, "description")),
+        ]
+    })
+}
+
+fn set_pool(name: &str, slots: u32, description: Option<&str>, context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let path = Path::new("/api/v2/pools").then(name);
+    let mut body = json!({ "slots": slots });
+    if let Some(description) = description {
+        body["description"] = json!(description);
+    }
+    let pool = match client.get(&path) {
+        Ok(_) => client.patch(&path, &body)?,
+        Err(Failure::Refused { status: 404, .. }) => {
+            body["name"] = json!(name);
+            client.post(&Path::new("/api/v2/pools"), &body)?
+        }
+        Err(failure) => return Err(failure),
+    };
+    tell(context, &pool, &format!("pool {name} has {slots} slots"))
+}
+
+fn delete_pool(name: &str, yes: bool, context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let path = Path::new("/api/v2/pools").then(name);
+    client.get(&path)?; // a wrong name is noticed before the question
+    context.confirm(&format!("Delete pool {name}? Tasks that name it will wait."), yes)?;
+    client.delete(&path)?;
+    tell(context, &json!({ "name": name, "deleted": true }), &format!("pool {name} is deleted"))
+}
+
+pub fn list_nodes(context: &Context) -> Result<(), Failure> {
+    let nodes = context.client()?.list(&Path::new("/api/tenure/nodes"), "nodes", usize::MAX)?;
+    let screen = &context.screen;
+    let header = ["NODE", "CAPACITY", "LABELS", "VERSION", "REGISTERED"];
+    screen.list(&nodes, "no nodes; `tenure up` starts one with itself", &header, |node| {
+        vec![
+            cell(text(node, "node")),
+            cell(capacity(&node["capacity"])),
+            cell(pairs(&node["labels"])),
+            cell(text(node, "version")),
+            cell(screen.time(node, "registered_at")),
+        ]
+    })
+}
+
+pub fn list_leases(context: &Context) -> Result<(), Failure> {
+    let leases = context.client()?.list(&Path::new("/api/tenure/leases"), "leases", usize::MAX)?;
+    let screen = &context.screen;
+    screen.list(&leases, "no leases", &LEASE_HEADER, |lease| lease_row(screen, lease))
+}
+
+const LEASE_HEADER: [&str; 8] =
+    ["SCOPE", "STATE", "HOLDER", "EPOCH", "REMAINING", "ACQUIRED", "RENEWED", "NOTE"];
+
+fn lease_row(screen: &Screen, lease: &Value) -> Vec<Cell> {
+    let state = match (lease["held"].as_bool(), lease["released"].as_bool()) {
+        (Some(true), _) => "held",
+        (_, Some(true)) => "released",
+        _ => "expired",
+    };
+    let remaining = lease["remaining_ms"].as_u64().filter(|_| state == "held");
+    vec![
+        cell(text(lease, "scope")),
+        screen.state(state),
+        cell(text(lease, "holder")),
+        number(text(lease, "epoch").map_or_else(|| "-".into(), |epoch| format!("e{epoch}"))),
+        cell(remaining.map(|millis| format!("{:.1}s", millis as f64 / 1000.0))),
+        cell(screen.time(lease, "acquired_at")),
+        cell(screen.time(lease, "renewed_at")),
+        cell(text(lease, "note")),
+    ]
+}
+
+/// Amounts come in thousandths of a unit, memory in thousandths of a byte.
+fn capacity(map: &Value) -> Option<String> {
+    let map = map.as_object().filter(|map| !map.is_empty())?;
+    let shown = map.iter().map(|(name, value)| {
+        let units = value.as_u64().unwrap_or(0) as f64 / 1000.0;
+        match name.as_str() {
+            Resources::MEMORY => format!("{name} {:.1} GiB", units / f64::from(1 << 30)),
+            _ => format!("{name} {units}"),
+        }
+    });
+    Some(shown.collect::<Vec<_>>().join(", "))
+}
+
+/// `disk=ssd, zone=a`.
+fn pairs(map: &Value) -> Option<String> {
+    let map = map.as_object().filter(|map| !map.is_empty())?;
+    let shown = map.iter().map(|(name, value)| {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!("{name}={value}")
+    });
+    Some(shown.collect::<Vec<_>>().join(", "))
+}
+
+pub fn audit(args: &AuditArgs, context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let trail = Trail { client: &client, dag: args.dag.as_deref(), run: None };
+    let mut after = None;
+    let mut events = trail.after(&mut after)?;
+    if !args.follow {
+        return print_all(&events, false, context);
+    }
+    loop {
+        for event in &events {
+            match context.screen.is_json() {
+                true => screen::say(&event.to_string())?, // one line each: a stream, not a list
+                false => screen::say(&story(&context.screen, event, false))?,
+            }
+        }
+        std::thread::sleep(LOOK_EVERY);
+        events = trail.after(&mut after)?;
+    }
+}
+
+pub fn audit_of_run(args: &RunArgs, context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let run_id = context.run_id(&client, &args.dag, &args.run)?;
+    client.get(&Path::run(&args.dag, &run_id))?; // a wrong name is an error, not an empty story
+    let trail = Trail { client: &client, dag: Some(&args.dag), run: Some(&run_id) };
+    print_all(&trail.after(&mut None)?, true, context)
+}
+
+fn print_all(events: &[Value], of_one_run: bool, context: &Context) -> Result<(), Failure> {
+    if context.screen.is_json() {
+        return screen::json(&Value::Array(events.to_vec()));
+    }
+    if events.is_empty() {
+        eprintln!("nothing has happened yet");
+    }
+    events.iter().try_for_each(|event| screen::say(&story(&context.screen, event, of_one_run)))
+}
+
+struct Trail<'a> {
+    client: &'a Client,
+    dag: Option<&'a str>,
+    run: Option<&'a str>,
+}
+
+impl Trail<'_> {
+    /// Everything after the row `after`, which is moved to the last one seen.
+    fn after(&self, after: &mut Option<i64>) -> Result<Vec<Value>, Failure> {
+        let mut path = Path::new("/api/tenure/audit");
+        for (name, value) in [("dag_id", self.dag), ("run_id", self.run)] {
+            if let Some(value) = value {
+                path = path.query(name, value);
+            }
+        }
+        if let Some(after) = after {
+            path = path.query("after_seq", *after);
+        }
+        let events = self.client.list(&path, "audit", usize::MAX)?;
+        *after = events.last().and_then(|event| event["seq"].as_i64()).or(*after);
+        Ok(events)
+    }
+}
+
+/// One transaction as lines of a story: when, what, by whom, and under which authority.
+fn story(screen: &Screen, event: &Value, of_one_run: bool) -> String {
+    let when = screen.time(event, "at").unwrap_or_default();
+    let who = text(event, "actor").unwrap_or_default();
+    let authority = match (text(event, "scope"), text(event, "epoch")) {
+        (Some(scope), Some(epoch)) => format!(" ({scope} e{epoch})"),
+        _ => String::new(),
+    };
+    let whose = match (text(event, "dag"), text(event, "run_id")) {
+        _ if of_one_run => String::new(),
+        (Some(dag), Some(run)) => format!("{dag} {run} "),
+        (Some(dag), None) => format!("{dag} "),
+        _ => String::new(),
+    };
+    let entries = event["entries"].as_array().map_or(&[][..], Vec::as_slice);
+    let lines =
+        entries.iter().map(|entry| format!("{when}  {whose}{}  by {who}{authority}", step(screen, entry)));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// `extract: claimed, queued → running (try 1, on node-a): why`.
+fn step(screen: &Screen, entry: &Value) -> String {
+    let subject = text(entry, "task").unwrap_or_else(|| "run".into());
+    let event = text(entry, "event").unwrap_or_default();
+    let change = match (text(entry, "from"), text(entry, "to")) {
+        (Some(from), Some(to)) if from != to => format!(", {from} → {}", screen.painted(&to)),
+        (None, Some(to)) => format!(", {}", screen.painted(&to)),
+        _ => String::new(),
+    };
+    let details: Vec<String> = [
+        text(entry, "try_number").map(|number| format!("try {number}")),
+        text(entry, "node").map(|node| format!("on {node}")),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let details = if details.is_empty() { String::new() } else { format!(" ({})", details.join(", ")) };
+    let reason = text(entry, "reason").map_or_else(String::new, |reason| format!(": {reason}"));
+    format!("{subject}: {event}{change}{details}{reason}")
+}
+
+pub fn health(context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let health = client.get(&Path::new("/health"))?;
+    let healthy = text(&health, "status").as_deref() == Some("healthy");
+    tell(context, &health, &health_page(&context.screen, client.url(), &health))?;
+    if healthy { Ok(()) } else { Err(Failure::Told(FAILED)) }
+}
+
+fn health_page(screen: &Screen, url: &str, health: &Value) -> String {
+    let database = match (health["database"]["ok"].as_bool(), text(&health["database"], "error")) {
+        (_, Some(error)) => Some(error),
+        (Some(true), None) => Some("answers".into()),
+        _ => None,
+    };
+    let facts = screen.facts(&[
+        ("server", Some(url.to_owned())),
+        ("status", text(health, "status").map(|status| screen.painted(&status))),
+        ("reason", text(health, "reason")),
+        ("version", text(health, "version")),
+        ("database", database),
+        ("last pass", screen.time(health, "last_pass_at")),
+    ]);
+    let scopes = health["scopes"].as_array().map_or(&[][..], Vec::as_slice);
+    if scopes.is_empty() {
+        return facts;
+    }
+    let header = ["SCOPE", "LEADING", "EPOCH", "OWNER", "LAST RENEWAL"];
+    format!("{facts}\n\n{}", screen.table(&header, scopes.iter().map(|scope| scope_row(screen, scope))))
+}
+
+fn scope_row(screen: &Screen, scope: &Value) -> Vec<Cell> {
+    let yes_no = |key: &str| if scope[key].as_bool() == Some(true) { "yes" } else { "no" };
+    let renewal = if yes_no("last_renewal_succeeded") == "yes" { "succeeded" } else { "failed" };
+    vec![
+        cell(text(scope, "scope")),
+        Cell::new(yes_no("leading")),
+        number(text(scope, "epoch").map_or_else(|| "-".into(), |epoch| format!("e{epoch}"))),
+        cell(text(scope, "owner")),
+        cell(screen.time(scope, "renewed_at").map(|at| format!("{renewal}, {at}"))),
+    ]
+}
+
+/// The own version is known without a server; the server's is a bonus.
+pub fn version(context: &Context) -> Result<(), Failure> {
+    let own = env!("CARGO_PKG_VERSION");
+    let server = context.client().and_then(|client| {
+        let answer = client.get(&Path::new("/health"))?;
+        Ok((client.url().to_owned(), text(&answer, "version")))
+    });
+    let (url, server) = server.map_or((None, None), |(url, version)| (Some(url), version));
+    let sentence = match (&url, &server) {
+        (Some(url), Some(server)) => format!("tenure {own}\nserver {server} at {url}"),
+        _ => format!("tenure {own}\nno server found"),
+    };
+    tell(context, &json!({ "client": own, "server": server, "url": url }), &sentence)
+}
+
+#[cfg(test)]
+mod tests;

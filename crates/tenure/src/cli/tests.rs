@@ -1,0 +1,243 @@
+//! Goal: names, flags, help and exit codes are consistent. Method: walk the definitions themselves, and let
+//! commands talk to a small server with canned answers.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+
+use clap::CommandFactory;
+
+use super::*;
+
+#[test]
+fn the_definitions_are_sound() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_command_and_every_argument_has_a_help_text() {
+    let mut missing = vec![];
+    without_help(&Cli::command(), "", &mut missing);
+    assert!(missing.is_empty(), "no help for: {missing:#?}");
+}
+
+fn without_help(command: &clap::Command, prefix: &str, missing: &mut Vec<String>) {
+    let name = format!("{prefix} {}", command.get_name());
+    if command.get_about().is_none() {
+        missing.push(name.clone());
+    }
+    for argument in command.get_arguments().filter(|argument| argument.get_help().is_none()) {
+        missing.push(format!("{name} {}", argument.get_id()));
+    }
+    command.get_subcommands().for_each(|subcommand| without_help(subcommand, &name, missing));
+}
+
+#[test]
+fn global_options_may_stand_anywhere() {
+    for line in ["tenure -o json dag list", "tenure dag -o json list", "tenure dag list -o json"] {
+        let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!(cli.globals.output, OutputFormat::Json, "{line}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_refused_with_exit_code_2() {
+    for line in [
+        "tenure dag",
+        "tenure dag push",
+        "tenure run trigger orders --timeout 10m",
+        "tenure run trigger orders --wait --timeout ten",
+        "tenure run trigger orders --param region",
+        "tenure run trigger orders --logical-date yesterday",
+        "tenure run mark orders latest skipped",
+        "tenure run list --state finished",
+        "tenure task logs orders latest extract --try 0",
+        "tenure dag list --paused --active",
+    ] {
+        let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+}
+
+#[test]
+fn a_misspelt_dag_gets_the_names_that_come_close() {
+    let known = ["orders", "orders_daily", "billing"].map(str::to_owned);
+    assert_eq!(hint("oders", &known), "\n  did you mean orders?");
+    assert_eq!(hint("orders_dail", &known), "\n  did you mean orders_daily or orders?");
+    assert_eq!(hint("xyz", &known), "\n  what there is: tenure dag list");
+    assert_eq!(hint("orders", &known), "\n  its runs: tenure run list orders");
+}
+
+#[test]
+fn completion_knows_the_commands() {
+    let mut script = vec![];
+    clap_complete::generate(clap_complete::Shell::Bash, &mut Cli::command(), "tenure", &mut script);
+    let script = String::from_utf8(script).unwrap();
+    assert!(script.contains("trigger") && script.contains("--idempotency-key"));
+}
+
+#[test]
+fn a_server_that_is_not_there_is_exit_code_3() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let failure = outcome("dag list", &format!("http://127.0.0.1:{port}")).unwrap_err();
+    assert!(failure.to_string().contains("cannot be reached"), "{failure}");
+    assert!(matches!(failure, Failure::Unreachable(_)));
+}
+
+#[test]
+fn the_exit_code_of_a_waiting_trigger_follows_the_run() {
+    let run = r#"{"dag_run_id": "r1"}"#;
+    let progress = |revision: u32, state: &str| {
+        format!(
+            r#"{{"revision": {revision}, "state": "{state}", "started_at": null, "ended_at": null, "tasks":
+                [{{"id": "a", "state": "{state}", "try_number": 1, "started_at": null, "ended_at": null}}]}}"#
+        )
+    };
+    let check = |last: &str| {
+        let server = FakeServer::answering([
+            (200, run.into()),
+            (200, progress(1, "running")),
+            (200, progress(2, last)),
+        ]);
+        let outcome = outcome("run trigger orders --wait -o json", &server.url);
+        (outcome, server.requests())
+    };
+    let (succeeded, requests) = check("success");
+    assert!(succeeded.is_ok());
+    expect_test::expect![[r#"
+        POST /api/v2/dags/orders/dagRuns {"logical_date":null,"conf":{}}
+        GET /api/tenure/dags/orders/runs/r1/progress
+        GET /api/tenure/dags/orders/runs/r1/progress?after_revision=1&wait=20s"#]]
+    .assert_eq(&requests.join("\n"));
+    assert!(matches!(check("failed").0, Err(Failure::Told(failure::FAILED))));
+}
+
+#[test]
+fn a_wait_outlives_a_server_that_is_away_for_a_moment() {
+    let done = r#"{"revision": 2, "state": "success", "started_at": null, "ended_at": null, "tasks": []}"#;
+    let server = FakeServer::answering([
+        (200, r#"{"dag_run_id": "r1"}"#.into()),
+        (503, r#"{"detail": "The database is unavailable"}"#.into()),
+        (200, done.into()),
+    ]);
+    assert!(outcome("run trigger orders --wait", &server.url).is_ok());
+}
+
+#[test]
+fn latest_is_the_run_created_last() {
+    let server = FakeServer::answering([
+        (200, r#"{"dag_runs": [{"dag_run_id": "r9"}], "total_entries": 9}"#.into()),
+        (200, r#"{"dag_run_id": "r9", "state": "failed"}"#.into()),
+    ]);
+    outcome("run cancel orders latest", &server.url).unwrap();
+    expect_test::expect![[r#"
+        GET /api/v2/dags/orders/dagRuns?order_by=-id&limit=1&offset=0
+        PATCH /api/v2/dags/orders/dagRuns/r9 {"state":"failed"}"#]]
+    .assert_eq(&server.requests().join("\n"));
+}
+
+#[test]
+fn a_list_is_read_page_after_page() {
+    let page = |ids: [u32; 2]| {
+        format!(r#"{{"pools": [{{"name": "{}"}}, {{"name": "{}"}}], "total_entries": 4}}"#, ids[0], ids[1])
+    };
+    let server = FakeServer::answering([(200, page([1, 2])), (200, page([3, 4]))]);
+    let pools = client(&server.url).list(&Path::new("/api/v2/pools"), "pools", usize::MAX).unwrap();
+    assert_eq!(pools.len(), 4);
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[test]
+fn the_token_is_sent_and_its_refusal_explained() {
+    let server = FakeServer::answering([(401, r#"{"detail": "Invalid token"}"#.into())]);
+    let failure = outcome("dag list", &server.url).unwrap_err();
+    assert_eq!(failure.exit_code(), ExitCode::from(1));
+    assert!(failure.to_string().contains("does not accept the token"), "{failure}");
+    assert_eq!(server.seen.lock().unwrap()[0].token.as_deref(), Some("Bearer secret"));
+}
+
+#[test]
+fn deleting_without_a_terminal_needs_a_yes() {
+    let server = FakeServer::answering([(200, "{}".into()), (200, "{}".into()), (204, String::new())]);
+    let refused = outcome("dag delete orders", &server.url).unwrap_err();
+    assert!(matches!(refused, Failure::Usage(_)), "{refused}");
+    outcome("dag delete orders --yes", &server.url).unwrap();
+    let asked = ["GET /api/v2/dags/orders", "GET /api/v2/dags/orders", "DELETE /api/v2/dags/orders"];
+    assert_eq!(server.requests(), asked);
+}
+
+fn client(url: &str) -> Client {
+    Client::connect(&globals("dag list", url).1).unwrap()
+}
+
+fn globals(line: &str, url: &str) -> (Command, Globals) {
+    let arguments = ["tenure", "--server", url, "--token", "secret"].into_iter().chain(line.split(' '));
+    let cli = Cli::try_parse_from(arguments).unwrap();
+    (cli.command, cli.globals)
+}
+
+fn outcome(line: &str, url: &str) -> Result<(), Failure> {
+    let (command, globals) = globals(line, url);
+    dispatch(command, &Context { interactive: false, ..Context::new(globals) })
+}
+
+/// Gives its answers one after the other, whatever is asked, and remembers the questions.
+struct FakeServer {
+    url: String,
+    seen: Arc<Mutex<Vec<Seen>>>,
+}
+
+struct Seen {
+    request: String,
+    token: Option<String>,
+}
+
+impl FakeServer {
+    fn answering(answers: impl IntoIterator<Item = (u16, String)>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::<Mutex<Vec<Seen>>>::default();
+        let mut answers: VecDeque<_> = answers.into_iter().collect();
+        let remembered = seen.clone();
+        std::thread::spawn(move || {
+            while let Some((status, body)) = answers.pop_front() {
+                let (mut stream, _) = listener.accept().unwrap();
+                remembered.lock().unwrap().push(read_request(&mut BufReader::new(&stream)));
+                let length = body.len();
+                write!(
+                    stream,
+                    "HTTP/1.1 {status} x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                )
+                .unwrap();
+            }
+        });
+        Self { url, seen }
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.seen.lock().unwrap().iter().map(|seen| seen.request.clone()).collect()
+    }
+}
+
+fn read_request(stream: &mut impl BufRead) -> Seen {
+    let mut lines = vec![];
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).unwrap();
+        match line.trim_end() {
+            "" => break,
+            line => lines.push(line.to_owned()),
+        }
+    }
+    let header = |name: &str| {
+        let of_name = |line: &&String| line.to_lowercase().starts_with(&format!("{name}:"));
+        lines.iter().find(of_name).map(|line| line[name.len() + 1..].trim().to_owned())
+    };
+    let length = header("content-length").map_or(0, |length| length.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).unwrap();
+    let start = lines[0].trim_end_matches(" HTTP/1.1");
+    let request = format!("{start} {}", String::from_utf8(body).unwrap()).trim_end().to_owned();
+    Seen { request, token: header("authorization") }
+}
