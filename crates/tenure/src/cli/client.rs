@@ -31,12 +31,14 @@ pub struct Client {
 
 impl Client {
     pub fn connect(globals: &Globals) -> Result<Self, Failure> {
-        let mut endpoint = match &globals.server {
-            Some(url) => discovery::at(&checked(url)?),
+        // A variable that is set to nothing is not set.
+        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+        let mut endpoint = match given(&globals.server) {
+            Some(url) => discovery::at(&checked(&url)?),
             None => discovery::find().map_err(|error| Failure::Unreachable(error.to_string()))?,
         };
-        if let Some(token) = &globals.token {
-            endpoint.token = Some(token.clone());
+        if let Some(token) = given(&globals.token) {
+            endpoint.token = Some(token);
             endpoint.token_origin = "the token is from --token or TENURE_TOKEN".into();
         }
         Ok(Self::to(endpoint))

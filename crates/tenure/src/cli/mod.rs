@@ -61,7 +61,7 @@ pub struct Globals {
         help_heading = "Global options"
     )]
     pub token: Option<String>,
-    /// How results are printed
+    /// How results are printed: as tables for people or as JSON for scripts
     #[arg(
         short,
         long,
@@ -79,10 +79,8 @@ pub struct Globals {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// Tables for people
     #[default]
     Table,
-    /// JSON for scripts
     Json,
 }
 

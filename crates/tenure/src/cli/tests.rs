@@ -167,6 +167,48 @@ fn deleting_without_a_terminal_needs_a_yes() {
     assert_eq!(server.requests(), asked);
 }
 
+#[test]
+fn a_log_is_followed_through_the_retries_to_the_end_of_the_task() {
+    let task = |state: &str, number: u32| (200, format!(r#"{{"state": "{state}", "try_number": {number}}}"#));
+    let server = FakeServer::answering([
+        task("running", 1),
+        piece("a", Some("c1")),
+        piece("", Some("c1")),
+        task("up_for_retry", 1),
+        piece("b\n", None),
+        task("success", 2),
+        task("success", 2),
+        piece("c\n", Some("c2")),
+        piece("", Some("c2")),
+        task("success", 2),
+        piece("", None),
+    ]);
+    outcome("task logs orders r1 extract -f", &server.url).unwrap();
+    let path = "GET /api/v2/dags/orders/dagRuns/r1/taskInstances/extract";
+    let asked =
+        server.requests().iter().map(|request| request.replace(path, "")).collect::<Vec<_>>().join("\n");
+    expect_test::expect![[r#"
+
+        /logs/1?token=start
+        /logs/1?token=c1
+
+        /logs/1?token=c1
+
+
+        /logs/2?token=start
+        /logs/2?token=c2
+
+        /logs/2?token=c2"#]]
+    .assert_eq(&asked);
+}
+
+#[test]
+fn following_a_task_that_was_never_tried_ends_with_the_task() {
+    let server = FakeServer::answering([(200, r#"{"state": "upstream_failed", "try_number": 0}"#.into())]);
+    outcome("task logs orders r1 load -f", &server.url).unwrap();
+    assert_eq!(server.requests().len(), 1);
+}
+
 fn client(url: &str) -> Client {
     Client::connect(&globals("dag list", url).1).unwrap()
 }
@@ -188,6 +230,15 @@ struct FakeServer {
     seen: Arc<Mutex<Vec<Seen>>>,
 }
 
+/// Between additional headers and the body of a canned answer.
+const HEADER_END: &str = "\0";
+
+/// A piece of a log, and where the next one begins.
+fn piece(text: &str, next: Option<&str>) -> (u16, String) {
+    let header = next.map(|next| format!("X-Continuation-Token: {next}\r\n")).unwrap_or_default();
+    (200, format!("{header}{HEADER_END}{text}"))
+}
+
 struct Seen {
     request: String,
     token: Option<String>,
@@ -204,10 +255,11 @@ impl FakeServer {
             while let Some((status, body)) = answers.pop_front() {
                 let (mut stream, _) = listener.accept().unwrap();
                 remembered.lock().unwrap().push(read_request(&mut BufReader::new(&stream)));
+                let (headers, body) = body.split_once(HEADER_END).unwrap_or(("", &body));
                 let length = body.len();
                 write!(
                     stream,
-                    "HTTP/1.1 {status} x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                    "HTTP/1.1 {status} x\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
                 )
                 .unwrap();
             }

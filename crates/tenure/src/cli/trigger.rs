@@ -17,7 +17,7 @@ Examples:
   tenure run trigger orders
   tenure run trigger orders --param region=us --param limit=100 --wait
   tenure run trigger orders --conf @conf.json --logical-date 2026-01-01 --wait --timeout 10m
-  tenure run trigger orders --wait --output json    one JSON object; exit code 0 or 1 as the run ends")]
+  tenure run trigger orders --wait -o json    one JSON object at the end; exit code 0 or 1")]
 pub struct TriggerArgs {
     /// Id of the dag
     pub dag: String,

@@ -87,6 +87,7 @@ fn a_server_that_ends_leaves_the_pointers_of_the_others_alone() {
     let second = world.server("second", "http://127.0.0.1:2");
     drop(first);
     assert_eq!(world.found(), server("http://127.0.0.1:2", "token-of-second"));
+    assert!(world.places.latest().unwrap().exists(), "it is the second server's by now");
     let _third = world.server("third", "http://127.0.0.1:3");
     let again = world.server("third", "http://127.0.0.1:4");
     drop(again);
