@@ -26,7 +26,8 @@ use super::TimetableError;
 /// The rarest dates an expression can name, a 29 February on a given weekday, come every 28 years, and
 /// 40 years apart around a century that has no leap day.
 const HORIZON_YEARS: i16 = 40;
-const HORIZON_SECONDS: i64 = HORIZON_YEARS as i64 * 366 * 86_400;
+/// No zone changes its clocks more than four times a year (twice for summer, twice around Ramadan).
+const MOST_SEGMENTS: usize = 2 + 4 * HORIZON_YEARS as usize;
 
 const PRESETS: [(&str, &str); 7] = [
     ("@hourly", "0 * * * *"),
@@ -62,14 +63,12 @@ impl CronTicks {
 
     pub(super) fn at_or_after(&self, instant: Timestamp) -> Option<Timestamp> {
         let mut from = instant.as_second() + i64::from(instant.subsec_nanosecond() > 0);
-        let last = (from + HORIZON_SECONDS).min(Timestamp::MAX.as_second());
-        while from < last {
+        for _ in 0..MOST_SEGMENTS {
             let segment = self.segment(from)?;
             // What a gap left out belongs before the segment's first civil time, and fires at its start.
-            let lower = if from == segment.start {
-                segment.civil_start
-            } else {
-                segment.civil(from).max(segment.civil_start)
+            let lower = match from == segment.start {
+                true => segment.civil_start,
+                false => segment.civil(from).max(segment.civil_start),
             };
             let civil = self.next_civil(lower)?;
             if civil < segment.civil_end {
@@ -85,7 +84,7 @@ impl CronTicks {
         let second = instant.as_second() - i64::from(instant.subsec_nanosecond() < 0);
         let mut segment = self.segment(second)?;
         let mut upper = segment.civil(second);
-        while segment.end > second - HORIZON_SECONDS {
+        for _ in 0..MOST_SEGMENTS {
             let civil = self.previous_civil(upper)?;
             if civil >= segment.civil_start {
                 return segment.instant(civil);
@@ -98,11 +97,12 @@ impl CronTicks {
 
     /// The stretch of constant offset that `second` lies in.
     fn segment(&self, second: i64) -> Option<Segment> {
+        // Whole seconds throughout: before 1970, jiff looks up fractions on the wrong side of a change.
         let at = Timestamp::from_second(second).ok()?;
         let offset = i64::from(self.zone.to_offset(at).seconds());
-        let start = self.zone.preceding(at + 1.nanosecond()).next().map(|change| change.timestamp());
+        let start = self.zone.preceding(at + 1.second()).next().map(|change| change.timestamp());
         let offset_before =
-            start.map_or(offset, |start| i64::from(self.zone.to_offset(start - 1.nanosecond()).seconds()));
+            start.map_or(offset, |start| i64::from(self.zone.to_offset(start - 1.second()).seconds()));
         let end = self.zone.following(at).next().map(|change| change.timestamp());
         let start = start.unwrap_or(Timestamp::MIN).as_second();
         let end = end.unwrap_or(Timestamp::MAX).as_second();
@@ -215,16 +215,23 @@ fn parse(expression: &str) -> Result<CronPattern, String> {
         return Err(format!("there {are}, not the five of minute, hour, day, month and weekday"));
     }
     let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
-    let pattern = parser.parse(fields).map_err(|error| plain(&error.to_string()))?.pattern;
-    // croner takes `,` for a field that names nothing.
-    let empty = [("minute", &pattern.minutes), ("hour", &pattern.hours), ("month", &pattern.months)]
-        .into_iter()
-        .find(|(_, field)| field.values().is_empty());
-    match empty {
-        Some((name, _)) => Err(format!("the {name} field is empty")),
-        None => Ok(pattern),
+    // Field by field first: croner does not say which one it stumbled over.
+    for (index, (name, field)) in FIELDS.iter().zip(fields.split_whitespace()).enumerate() {
+        let mut alone = ["*"; 5];
+        alone[index] = field;
+        // `,` is a field that names nothing, which croner takes.
+        let named = field.split(',').any(|part| !part.is_empty());
+        let problem = match parser.parse(&alone.join(" ")) {
+            Ok(_) if named => continue,
+            Ok(_) => "it is empty".to_owned(),
+            Err(error) => plain(&error.to_string()),
+        };
+        return Err(format!("the {name} field {field:?}: {problem}"));
     }
+    parser.parse(fields).map(|cron| cron.pattern).map_err(|error| plain(&error.to_string()))
 }
+
+const FIELDS: [&str; 5] = ["minute", "hour", "day", "month", "weekday"];
 
 /// croner's texts begin with the name of its own error variant, which tells an author nothing.
 fn plain(error: &str) -> String {

@@ -396,6 +396,23 @@ fn rare_dates_are_found() {
 }
 
 #[test]
+fn dates_before_1970_are_dates_like_any_other() {
+    check(
+        "30 2 * * *",
+        "America/New_York",
+        "1938-04-23T12:00:00Z",
+        "1938-04-25T12:00:00Z",
+        expect![[r#"
+            1938-04-24 03:00 -0400
+            1938-04-25 02:30 -0400
+        "#]],
+    );
+    let spec = DagSpec { catchup: false, ..cron("30 2 * * *", "America/New_York") };
+    let latest = run_after(&spec, made("1930-01-01T07:30:00Z"), "1938-04-24T07:00:00.5Z");
+    assert_eq!(latest, Some(t("1938-04-24T07:00:00Z")));
+}
+
+#[test]
 fn bad_expressions_zones_and_intervals_are_refused_with_a_reason() {
     let refusals: String =
         ["", "* * * *", "0 0 * * * *", "61 * * * *", "*/0 * * * *", "x * * * *", ", * * * *", "@often"]
@@ -406,10 +423,10 @@ fn bad_expressions_zones_and_intervals_are_refused_with_a_reason() {
         "" is not a cron expression: there are 0 fields, not the five of minute, hour, day, month and weekday
         "* * * *" is not a cron expression: there are 4 fields, not the five of minute, hour, day, month and weekday
         "0 0 * * * *" is not a cron expression: there are 6 fields, not the five of minute, hour, day, month and weekday
-        "61 * * * *" is not a cron expression: number out of bounds
-        "*/0 * * * *" is not a cron expression: step cannot be zero
-        "x * * * *" is not a cron expression: contains illegal character 'X' in part 'X'
-        ", * * * *" is not a cron expression: the minute field is empty
+        "61 * * * *" is not a cron expression: the minute field "61": number out of bounds
+        "*/0 * * * *" is not a cron expression: the minute field "*/0": step cannot be zero
+        "x * * * *" is not a cron expression: the minute field "x": contains illegal character 'X' in part 'X'
+        ", * * * *" is not a cron expression: the minute field ",": it is empty
         "@often" is not a cron expression: there is no such preset (known: @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually)
     "#]].assert_eq(&refusals);
     expect![[r#""Europe/Berlln" is not a known time zone (use an IANA name such as Europe/Berlin)"#]]
@@ -450,7 +467,7 @@ fn reference(expression: &str, zone: &str, from: Timestamp, to: Timestamp) -> BT
                 AmbiguousOffset::Gap { .. } if any_hour => {}
                 AmbiguousOffset::Gap { .. } => {
                     let beyond = ambiguous.later().unwrap();
-                    found.insert(zone.preceding(beyond + 1.nanosecond()).next().unwrap().timestamp());
+                    found.insert(zone.preceding(beyond + 1.second()).next().unwrap().timestamp());
                 }
             }
         }
