@@ -139,12 +139,13 @@ impl Attempt {
     /// Takes up an attempt where the last agent left it.
     pub async fn resume(self) {
         let shipper = self.shipper(Shipper::resuming);
-        match self.find_supervisor().await {
-            Ok(Some(supervisor)) => self.follow(supervisor, Witness::Lock, shipper).await,
-            Ok(None) => self.report_and_ship(self.conclude(Witness::Lock).await, shipper).await,
-            Err(error) => {
-                tracing::error!(attempt = %self.id(), %error, "its folder cannot be read; it is left as it is")
+        match self.shared.shutdown.run_until_cancelled(self.find_supervisor()).await {
+            Some(Ok(Some(supervisor))) => self.follow(supervisor, Witness::Lock, shipper).await,
+            Some(Ok(None)) => self.report_and_ship(self.conclude(Witness::Lock).await, shipper).await,
+            Some(Err(error)) => {
+                tracing::error!(attempt = %self.id(), %error, "its folder cannot be read; it is left as it is");
             }
+            None => {}
         }
     }
 
@@ -316,51 +317,33 @@ impl Attempt {
                 () = self.shared.shutdown.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
-            // The next flush tries again; a store that hangs must not outlast the task or the agent.
-            let shipped = tokio::select! {
-                shipped = shipper.ship_lines() => shipped,
-                () = ended.cancelled() => return,
-                () = self.shared.shutdown.cancelled() => return,
-            };
-            if let Err(error) = shipped {
-                self.warn_about_logs("storing its output", &error);
-            }
-        }
-    }
-
-    /// True when the whole log is stored. At a shutdown whole lines go once more, without insisting.
-    async fn ship_rest(&self, shipper: &mut Shipper) -> bool {
-        if self.shared.shutdown.is_cancelled() {
+            // Never dropped half-way: a part that lands after its successor would be read twice.
             if let Err(error) = shipper.ship_lines().await {
-                self.warn_about_logs("storing its output", &error);
+                self.warn_about_logs(&error);
             }
-            return false;
         }
-        self.with_log_store("storing its output", shipper, async |shipper| shipper.ship_rest().await)
-            .await
-            .is_some()
     }
 
-    /// Insists until the log store has done it. `None`: the agent is shutting down.
-    async fn with_log_store(
-        &self,
-        doing: &'static str,
-        shipper: &mut Shipper,
-        step: impl AsyncFn(&mut Shipper) -> Result<(), ShipError>,
-    ) -> Option<()> {
+    /// Insists until the whole log is stored. At a shutdown whole lines go once more, and the answer is false.
+    async fn ship_rest(&self, shipper: &mut Shipper) -> bool {
+        let shutdown = &self.shared.shutdown;
         let mut backoff = Backoff::new(&self.shared.entropy);
-        let insisting = async {
-            while let Err(error) = step(shipper).await {
-                self.warn_about_logs(doing, &error);
-                backoff.pause().await;
+        while !shutdown.is_cancelled() {
+            match shipper.ship_rest().await {
+                Ok(()) => return true,
+                Err(error) => self.warn_about_logs(&error),
             }
-        };
-        self.shared.shutdown.run_until_cancelled(insisting).await
+            shutdown.run_until_cancelled(backoff.pause()).await;
+        }
+        if let Err(error) = shipper.ship_lines().await {
+            self.warn_about_logs(&error);
+        }
+        false
     }
 
-    fn warn_about_logs(&self, doing: &'static str, error: &ShipError) {
+    fn warn_about_logs(&self, error: &ShipError) {
         let cause = std::error::Error::source(error).map(ToString::to_string);
-        tracing::warn!(attempt = %self.id(), doing, %error, cause, "the log store failed; trying again");
+        tracing::warn!(attempt = %self.id(), %error, cause, "its output is not stored yet; trying again");
     }
 
     async fn submit(&self, report: Report) -> Option<Ack> {

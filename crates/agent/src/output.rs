@@ -300,10 +300,13 @@ mod tests {
         let bench = Bench::new(&["hunter22"]);
         bench.print(b"hunter22 one\ntwo\nthr");
         bench.shipper().ship_lines().await.unwrap();
+        let follower = tenure_logs::read(&*bench.store, &Path::from("try"), LogCursor::Start).await.unwrap();
         bench.print(b"ee\nfour");
         let mut next = Shipper { shipped: None, ..bench.shipper() };
         next.ship_rest().await.unwrap();
         assert_eq!(bench.stored().await, "*** one\ntwo\nthree\nfour");
+        let rest = tenure_logs::read(&*bench.store, &Path::from("try"), follower.next).await.unwrap();
+        assert_eq!(rest.text, "three\nfour", "who follows the log sees no line twice");
     }
 
     #[tokio::test]

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -25,6 +26,7 @@ impl Supervisor {
     pub fn spawn(executable: &Path, folder: &AttemptFolder, lock: File) -> io::Result<Self> {
         let output = folder.open_output()?;
         let child = Command::new(executable)
+            .arg0("tenure")
             .arg(SUPERVISE)
             .arg(folder.path())
             .stdin(lock)

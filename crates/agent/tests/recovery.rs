@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{Bench, EXECUTABLE, alive, eventually, failed, unique_sleep};
+use rustix::process::{Pid, Signal};
 use tenure_model::{Assignment, AttemptId, FailReason, Outcome, ReportBody};
 
 /// An agent in another process, killed when it goes out of scope at the latest.
@@ -56,12 +57,8 @@ async fn running(bench: &Bench, attempt: AttemptId) -> Vec<i32> {
     started(bench, attempt)
 }
 
-fn kill_9(pid: i32) {
-    rustix::process::kill_process(
-        rustix::process::Pid::from_raw(pid).unwrap(),
-        rustix::process::Signal::KILL,
-    )
-    .unwrap();
+fn signal(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
 #[tokio::test]
@@ -143,9 +140,23 @@ async fn a_killed_supervisor_makes_the_attempt_lost_and_nothing_of_it_lives_on()
     agent.assign(task.clone()).await.unwrap();
     let pids = running(&bench, task.attempt).await;
     eventually("both sleep", || alive(&inside) && alive(&escaped)).await;
-    kill_9(pids[0]);
+    signal(pids[0], Signal::KILL);
     assert_eq!(bench.control.end_of(task.attempt).await.outcome, failed(FailReason::Lost));
     assert!(!alive(&inside) && !alive(&escaped), "a process of a lost attempt lives on");
+}
+
+#[tokio::test]
+async fn neither_ctrl_c_nor_a_closed_terminal_reaches_a_task() {
+    let bench = Bench::new();
+    let agent = bench.agent().await;
+    let go = bench.path("go");
+    let task = bench.bash(&format!("while [ ! -e {} ]; do sleep 0.02; done; exit 3", go.display()));
+    agent.assign(task.clone()).await.unwrap();
+    let pids = running(&bench, task.attempt).await;
+    signal(pids[0], Signal::INT);
+    signal(pids[0], Signal::HUP);
+    std::fs::write(go, "").unwrap();
+    assert_eq!(bench.control.end_of(task.attempt).await.outcome, failed(FailReason::Exit { code: 3 }));
 }
 
 #[tokio::test]
@@ -157,7 +168,7 @@ async fn agent_and_supervisor_killed_together_make_the_attempt_lost_and_nothing_
     let pids = running(&bench, task.attempt).await;
     eventually("both sleep", || alive(&inside) && alive(&escaped)).await;
     host.kill();
-    kill_9(pids[0]);
+    signal(pids[0], Signal::KILL);
     let _agent = bench.agent().await;
     assert_eq!(bench.control.end_of(task.attempt).await.outcome, failed(FailReason::Lost));
     assert!(!alive(&inside) && !alive(&escaped), "a process of a lost attempt lives on");

@@ -164,13 +164,13 @@ impl Recorder {
     }
 
     pub fn ends_of(&self, wanted: AttemptId) -> Vec<Ended> {
-        let ended = |body| match body {
-            ReportBody::End { attempt, outcome, result, .. } if attempt == wanted => {
-                Some(Ended { outcome, result })
+        let ended = |report: &Report| match &report.body {
+            ReportBody::End { attempt, outcome, result, .. } if *attempt == wanted => {
+                Some(Ended { outcome: outcome.clone(), result: result.clone() })
             }
             _ => None,
         };
-        self.bodies().into_iter().filter_map(ended).collect()
+        self.reports.lock().unwrap().iter().filter_map(ended).collect()
     }
 
     pub async fn end_of(&self, attempt: AttemptId) -> Ended {
