@@ -1,4 +1,21 @@
+//! The `tenure` binary: one program for the server, the command line and the processes above tasks.
+
 mod cli;
 mod discovery;
+mod up;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    // First of all: a supervisor must be up before anything else is set up.
+    if let Some(exit_code) = tenure_agent::run_hidden_subcommand() {
+        return exit_code;
+    }
+    let cli = cli::Cli::parse();
+    match cli.command {
+        cli::Command::Up(args) => up::run(args),
+        command => cli::run(command, cli.globals),
+    }
+}

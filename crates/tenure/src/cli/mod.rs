@@ -86,6 +86,8 @@ pub enum OutputFormat {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run everything here: scheduler, API and agent in one process, with a database in a folder
+    Up(crate::up::UpArgs),
     /// Look at dags, register, pause and delete them, check dag files
     #[command(subcommand)]
     Dag(dag::DagCommand),
@@ -140,6 +142,7 @@ pub fn run(command: Command, globals: Globals) -> ExitCode {
 
 fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
     match command {
+        Command::Up(_) => unreachable!("`main` starts the server itself"),
         Command::Dag(command) => dag::run(command, context),
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),

@@ -1,0 +1,122 @@
+//! The data folder: who may use it, who it is, and the token that opens its server.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::FlockOperation;
+use tenure_clock::Entropy;
+
+use crate::discovery::TOKEN_FILE;
+
+#[derive(Debug)]
+pub(super) struct DataFolder {
+    pub root: PathBuf,
+    /// Names this installation across restarts. While we hold the folder's lock, whoever else carried this
+    /// name is gone.
+    pub instance: String,
+    pub token: String,
+    _lock: File,
+}
+
+impl DataFolder {
+    pub fn open(root: &Path, entropy: &Entropy) -> Result<Self> {
+        let at = || format!("cannot use the data folder {} (choose another with --data)", root.display());
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(root).with_context(at)?;
+        let root = root.canonicalize().with_context(at)?;
+        let lock = lock(&root).with_context(at)?;
+        let instance =
+            read_or_create(&root.join("instance"), || hex(&entropy.bytes::<16>())).with_context(at)?;
+        let token =
+            read_or_create(&root.join(TOKEN_FILE), || hex(&entropy.bytes::<32>())).with_context(at)?;
+        Ok(Self { root, instance, token, _lock: lock })
+    }
+
+    pub fn token_file(&self) -> PathBuf {
+        self.root.join(TOKEN_FILE)
+    }
+
+    pub fn agent(&self) -> PathBuf {
+        self.root.join("agent")
+    }
+
+    pub fn logs(&self) -> Result<PathBuf> {
+        let logs = self.root.join("logs");
+        fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        Ok(logs)
+    }
+}
+
+/// Held for the life of the process, and released by the kernel however it ends.
+fn lock(root: &Path) -> Result<File> {
+    let path = root.join("lock");
+    let mut file =
+        OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path)?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        let holder = fs::read_to_string(&path).unwrap_or_default();
+        let holder = holder.trim();
+        bail!(
+            "it is in use by another Tenure{}",
+            if holder.is_empty() { String::new() } else { format!(" (process {holder})") }
+        );
+    }
+    file.set_len(0)?;
+    write!(file, "{}", std::process::id())?;
+    Ok(file)
+}
+
+/// A small file that is written once, whole, readable by its owner alone.
+fn read_or_create(path: &Path, make: impl FnOnce() -> String) -> Result<String> {
+    match fs::read_to_string(path) {
+        Ok(text) if !text.trim().is_empty() => return Ok(text.trim().to_owned()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+    let text = make();
+    let unfinished = path.with_extension("new");
+    let mut file =
+        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&unfinished)?;
+    writeln!(file, "{text}")?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    Ok(text)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn token_and_instance_outlive_the_process_and_are_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("data");
+        let first = DataFolder::open(&root, &Entropy::seeded(1)).unwrap();
+        let (token, instance) = (first.token.clone(), first.instance.clone());
+        drop(first);
+        let second = DataFolder::open(&root, &Entropy::seeded(2)).unwrap();
+        assert_eq!((second.token.as_str(), second.instance.as_str()), (token.as_str(), instance.as_str()));
+        assert_eq!(token.len(), 64);
+        let mode = fs::metadata(second.token_file()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_second_user_of_the_folder_is_refused_and_told_who_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let _first = DataFolder::open(folder.path(), &Entropy::seeded(1)).unwrap();
+        let error = format!("{:#}", DataFolder::open(folder.path(), &Entropy::seeded(2)).unwrap_err());
+        assert!(
+            error.contains(&format!("in use by another Tenure (process {})", std::process::id())),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,283 @@
+//! The dags folder: what is in it is registered, now and whenever a file is saved.
+//!
+//! A broken file is reported and leaves the last good version in force. A file that disappears leaves its
+//! dag registered: runs may be in progress, and deleting history is a decision for a person.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use notify::{RecursiveMode, Watcher};
+use tenure_api::{Diagnostic, ImportError};
+use tenure_clock::Clock;
+use tenure_dagfile::{Diagnostics, Folder, NoFiles};
+use tenure_model::{DagId, DagSpec, TenantId, VersionHash};
+use tenure_store::{DagRegistration, SharedStore, Trigger};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+const DEFAULT_FOLDER: &str = "dags";
+/// An editor writes a file in several steps; what arrives within this is one change.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Events can be lost, and a folder can appear later: look anyway.
+const RESCAN_EVERY: Duration = Duration::from_secs(10);
+
+pub(super) struct DagFolder {
+    root: PathBuf,
+    store: SharedStore,
+    clock: Arc<dyn Clock>,
+}
+
+/// What a scan has found.
+#[derive(Debug)]
+pub(super) struct FolderReport {
+    root: PathBuf,
+    exists: bool,
+    dags: Vec<DagId>,
+    broken: usize,
+}
+
+type Shared<T> = Arc<RwLock<T>>;
+
+impl DagFolder {
+    /// A folder that was asked for must be there; the default one may come later.
+    pub fn new(asked: Option<PathBuf>, store: SharedStore, clock: Arc<dyn Clock>) -> Result<Self> {
+        if let Some(folder) = asked.as_ref().filter(|folder| !folder.is_dir()) {
+            bail!("the dags folder {} is not there", folder.display());
+        }
+        let root = asked.unwrap_or_else(|| DEFAULT_FOLDER.into());
+        Ok(Self { root, store, clock })
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Registers what is new or changed in the folder.
+    pub async fn scan(&self, errors: &Shared<Vec<ImportError>>) -> FolderReport {
+        self.scan_changes(errors, &mut BTreeMap::new()).await
+    }
+
+    /// Scans again after every change, until it is told to stop.
+    pub async fn watch(self, errors: Shared<Vec<ImportError>>, stop: CancellationToken) {
+        let (changed, mut changes) = mpsc::channel(1);
+        let mut watcher = None;
+        let mut known = BTreeMap::new();
+        loop {
+            if watcher.is_none() && self.root.is_dir() {
+                watcher = self.start_watcher(changed.clone());
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = changes.recv() => tokio::time::sleep(SETTLE).await,
+                () = tokio::time::sleep(RESCAN_EVERY) => {}
+            }
+            while changes.try_recv().is_ok() {}
+            self.scan_changes(&errors, &mut known).await;
+        }
+    }
+
+    fn start_watcher(&self, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
+        let tell = move |event: notify::Result<notify::Event>| {
+            if event.is_ok_and(|event| !event.kind.is_access()) {
+                let _ = changed.try_send(()); // full: a scan is due anyway
+            }
+        };
+        let watcher = notify::recommended_watcher(tell).and_then(|mut watcher| {
+            watcher.watch(&self.root, RecursiveMode::Recursive)?;
+            Ok(watcher)
+        });
+        match watcher {
+            Ok(watcher) => Some(watcher),
+            Err(error) => {
+                tracing::warn!(folder = %self.root.display(), %error, every = ?RESCAN_EVERY, "cannot watch; looking now and then");
+                None
+            }
+        }
+    }
+
+    /// `known`: what this process has registered already, by file.
+    async fn scan_changes(
+        &self,
+        errors: &Shared<Vec<ImportError>>,
+        known: &mut BTreeMap<PathBuf, VersionHash>,
+    ) -> FolderReport {
+        let root = self.root.clone();
+        let files = match tokio::task::spawn_blocking(move || read_folder(&root)).await {
+            Ok(files) => files,
+            Err(panic) => {
+                tracing::error!(%panic, "reading the dags folder panicked");
+                vec![]
+            }
+        };
+        let mut broken: Vec<ImportError> = vec![];
+        let mut owners: BTreeMap<DagId, PathBuf> = BTreeMap::new();
+        for file in files {
+            let outcome = match file.parsed {
+                Ok(spec) => match owners.get(&spec.id) {
+                    Some(owner) => Err(vec![duplicate(&file.path, &spec.id, owner)]),
+                    None => {
+                        owners.insert(spec.id.clone(), file.path.clone());
+                        self.register(&file.path, spec, file.text, known).await
+                    }
+                },
+                Err(diagnostics) => Err(diagnostics),
+            };
+            if let Err(diagnostics) = outcome {
+                let file = file.path.display().to_string();
+                broken.push(ImportError { file, at: self.clock.now(), diagnostics });
+            }
+        }
+        report_news(&errors.read().expect("no panic while holding the errors"), &broken);
+        let report = FolderReport {
+            root: self.root.clone(),
+            exists: self.root.is_dir(),
+            dags: owners.into_keys().collect(),
+            broken: broken.len(),
+        };
+        *errors.write().expect("no panic while holding the errors") = broken;
+        report
+    }
+
+    async fn register(
+        &self,
+        path: &Path,
+        spec: DagSpec,
+        source: String,
+        known: &mut BTreeMap<PathBuf, VersionHash>,
+    ) -> Result<(), Vec<Diagnostic>> {
+        let hash = spec.hash();
+        if known.get(path) == Some(&hash) {
+            return Ok(());
+        }
+        let registration = DagRegistration {
+            trigger: Trigger {
+                tenant: TenantId::default_tenant(),
+                actor: "dags folder".into(),
+                at: self.clock.now(),
+            },
+            spec,
+            source,
+            origin: path.display().to_string(),
+            paused_if_new: false,
+        };
+        match self.store.register_dag(&registration).await {
+            Ok(registered) => {
+                if registered.changed {
+                    let version = registered.version.version;
+                    tracing::info!(dag = %registration.spec.id, version, file = %path.display(), "registered");
+                }
+                known.insert(path.to_owned(), hash);
+                Ok(())
+            }
+            // Not the file's fault: the next scan tries again.
+            Err(error) => Err(vec![whole_file(path, format!("could not be registered: {error}"))]),
+        }
+    }
+}
+
+/// Parses a dag that came over the network, where no files lie beside it.
+pub(super) fn parse_pushed(name: &str, text: &str) -> Result<DagSpec, Vec<Diagnostic>> {
+    tenure_dagfile::parse(name, text, &NoFiles).map_err(diagnostics)
+}
+
+struct DagFile {
+    path: PathBuf,
+    text: String,
+    parsed: Result<DagSpec, Vec<Diagnostic>>,
+}
+
+/// Every dag file below `root`, in order, parsed. Hidden files and folders are left out.
+fn read_folder(root: &Path) -> Vec<DagFile> {
+    let mut paths = vec![];
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue }; // gone between two looks
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            let yaml = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
+            if path.is_dir() && !hidden {
+                folders.push(path);
+            } else if yaml && !hidden {
+                paths.push(path);
+            }
+        }
+    }
+    paths.sort();
+    paths.into_iter().map(read_file).collect()
+}
+
+fn read_file(path: PathBuf) -> DagFile {
+    match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let parsed = tenure_dagfile::parse(&path.display().to_string(), &text, &Folder::of(&path));
+            DagFile { parsed: parsed.map_err(diagnostics), path, text }
+        }
+        Err(error) => {
+            let parsed = Err(vec![whole_file(&path, format!("cannot be read: {error}"))]);
+            DagFile { path, text: String::new(), parsed }
+        }
+    }
+}
+
+fn diagnostics(found: Diagnostics) -> Vec<Diagnostic> {
+    let convert = |d: tenure_dagfile::Diagnostic| Diagnostic {
+        file: d.file,
+        line: d.line,
+        column: d.column,
+        field: d.field,
+        message: d.message,
+    };
+    found.list.into_iter().map(convert).collect()
+}
+
+fn duplicate(path: &Path, dag: &DagId, owner: &Path) -> Diagnostic {
+    let message =
+        format!("dag {dag:?} is defined in {} already; give one of them another id", owner.display());
+    Diagnostic { field: "id".into(), ..whole_file(path, message) }
+}
+
+fn whole_file(path: &Path, message: String) -> Diagnostic {
+    Diagnostic { file: path.display().to_string(), line: 1, column: 1, field: String::new(), message }
+}
+
+/// Says what has become broken or whole since the last scan, once.
+fn report_news(before: &[ImportError], now: &[ImportError]) {
+    let same = |list: &[ImportError], error: &ImportError| {
+        list.iter().any(|other| other.file == error.file && other.diagnostics == error.diagnostics)
+    };
+    for error in now.iter().filter(|error| !same(before, error)) {
+        for diagnostic in &error.diagnostics {
+            tracing::warn!("{diagnostic}");
+        }
+    }
+    for error in before.iter().filter(|error| now.iter().all(|other| other.file != error.file)) {
+        tracing::info!(file = %error.file, "no longer broken");
+    }
+}
+
+impl FolderReport {
+    /// A dag to try first.
+    pub fn example(&self) -> Option<&DagId> {
+        self.dags.iter().find(|dag| dag.as_str() == "hello").or(self.dags.first())
+    }
+}
+
+impl fmt::Display for FolderReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let root = self.root.display();
+        if !self.exists {
+            return write!(f, "{root} is not there yet; dag files put into it will be picked up");
+        }
+        let plural = if self.dags.len() == 1 { "" } else { "s" };
+        write!(f, "{root}: {} dag{plural}", self.dags.len())?;
+        if self.broken > 0 {
+            write!(f, ", {} broken (see \"tenure dag errors\")", self.broken)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! What this machine has to offer.
+
+use std::collections::BTreeMap;
+
+use tenure_model::{NodeId, Resources};
+use tenure_store::NodeRegistration;
+
+/// Tasks that ask for no resources are cheap, but each is still a process or two.
+const TASKS_PER_CPU: u64 = 32;
+
+pub(super) fn describe() -> NodeRegistration {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let mut capacity = Resources::default()
+        .with(Resources::CPU, cpus * 1_000)
+        .with(Resources::TASKS, cpus * TASKS_PER_CPU * 1_000);
+    if let Some(bytes) = memory_bytes() {
+        capacity = capacity.with(Resources::MEMORY, bytes * 1_000);
+    }
+    NodeRegistration {
+        node: NodeId::from(host_name()),
+        capacity,
+        labels: BTreeMap::new(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    }
+}
+
+pub(super) fn host_name() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    if name.is_empty() { "localhost".into() } else { name }
+}
+
+fn memory_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

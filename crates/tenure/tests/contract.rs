@@ -1,0 +1,354 @@
+//! Goal: what a user sees of `tenure up` is the same on SQLite and on Postgres.
+//! Method: one suite of facts, two wirings; real processes, the real command line.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Site, Wiring, tasks, text, wait_until};
+
+macro_rules! on_both_wirings {
+    ($($fact:ident),* $(,)?) => {
+        mod sqlite { $( #[test] fn $fact() { super::$fact(&super::Site::new(super::Wiring::Sqlite)); } )* }
+        mod postgres { $( #[test] fn $fact() { super::$fact(&super::Site::new(super::Wiring::Postgres)); } )* }
+    };
+}
+
+on_both_wirings!(
+    a_dag_runs_and_its_logs_can_be_read,
+    values_flow_from_task_to_task,
+    failures_retries_and_skips_end_as_documented,
+    a_timeout_and_a_cancel_kill_grandchildren_too,
+    a_cleared_task_runs_again_and_keeps_its_history,
+    a_broken_file_leaves_the_last_good_version_in_force,
+    a_schedule_creates_its_runs_exactly_once,
+    a_pool_bounds_what_runs_at_once,
+    a_killed_server_goes_on_where_it_was,
+    a_graceful_stop_leaves_tasks_running_and_picks_them_up,
+    secrets_never_reach_a_log,
+    ten_thousand_tasks_and_a_chain_of_a_thousand_work,
+);
+
+fn a_dag_runs_and_its_logs_can_be_read(site: &Site) {
+    site.dag("hello.yaml", "id: hello\ntasks:\n  greet:\n    bash: echo hello from $TENURE_TASK_ID\n  wave: { needs: [greet], exec: [echo, '{{ run_id }}'] }\n");
+    let _server = site.start();
+    let run = site.run("hello", &["--run-id", "first"]);
+    assert_eq!(
+        (run["state"].as_str(), tasks(&run).as_str()),
+        (Some("success"), "greet:success wave:success")
+    );
+    assert!(run["started_at"].is_string() && run["ended_at"].is_string());
+    let log = wait_until("the log", Duration::from_secs(10), || {
+        let log = site.ok(&["task", "logs", "hello", "first", "greet"]);
+        log.contains("hello from greet").then_some(log)
+    });
+    assert!(log.is_some());
+    assert!(site.ok(&["task", "logs", "hello", "latest", "wave", "-f"]).contains("first"));
+    assert!(site.ok(&["run", "list", "hello"]).contains("first"));
+    let audit = site.ok(&["run", "audit", "hello", "first"]);
+    for word in ["claimed", "bound", "succeeded", "finished"] {
+        assert!(audit.contains(word), "{word} is not in the audit trail:\n{audit}");
+    }
+}
+
+fn values_flow_from_task_to_task(site: &Site) {
+    site.dag(
+        "values.yaml",
+        r#"
+id: values
+params: { region: { type: string, default: eu } }
+tasks:
+  count: { bash: 'echo "{\"rows\": 42}" > "$TENURE_RESULT"' }
+  use:
+    needs: [count]
+    python: |
+      import os
+      print("rows", os.environ["ROWS"], "in", os.environ["REGION"])
+    env: { ROWS: "{{ results.count.rows }}", REGION: "{{ params.region }}" }
+  typo: { needs: [count], exec: [echo, "{{ results.cuont }}"] }
+"#,
+    );
+    let _server = site.start();
+    let run = site.run("values", &["--param", "region=us; rm -rf /"]);
+    assert_eq!(tasks(&run), "count:success use:success typo:failed");
+    let log = site.ok(&["task", "logs", "values", "latest", "use", "-f"]);
+    assert!(log.contains("rows 42 in us; rm -rf /"), "{log}");
+    let typo = site.json(&["task", "show", "values", "latest", "typo"]).to_string();
+    assert!(typo.contains("could not start: template in exec, line 1"), "{typo}");
+    let refused = site.cli(&["run", "trigger", "values", "--conf", r#"{"region": 7}"#]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("region"), "{}", text(&refused.stderr));
+}
+
+fn failures_retries_and_skips_end_as_documented(site: &Site) {
+    site.dag(
+        "mixed.yaml",
+        r#"
+id: mixed
+tasks:
+  flaky: { bash: '[ "$TENURE_TRY_NUMBER" -ge 2 ]', retries: 1, retry_delay: 0s }
+  skip: { bash: exit 99 }
+  after_skip: { needs: [skip], exec: ["true"] }
+  killed: { bash: kill -KILL $$ }
+  after_kill: { needs: [killed], exec: ["true"] }
+  cleanup: { needs: [killed, skip], trigger_rule: all_done, exec: ["true"] }
+  missing: { exec: [no-such-program-here] }
+"#,
+    );
+    let _server = site.start();
+    let run = site.run("mixed", &[]);
+    assert_eq!(run["state"], "failed");
+    let expected = "flaky:success skip:skipped after_skip:skipped killed:failed after_kill:upstream_failed \
+                    cleanup:success missing:failed";
+    assert_eq!(tasks(&run), expected);
+    assert_eq!(run["tasks"][0]["try_number"], 2);
+    let tries = site.json(&["task", "tries", "mixed", "latest", "flaky"]);
+    assert_eq!(tries.as_array().map(Vec::len), Some(2), "{tries}");
+    let killed = site.json(&["task", "show", "mixed", "latest", "killed"]).to_string();
+    assert!(killed.contains("killed by SIGKILL"), "{killed}");
+    let missing = site.json(&["task", "show", "mixed", "latest", "missing"]).to_string();
+    assert!(missing.contains("no-such-program-here"), "{missing}");
+    let failed = site.cli(&["run", "trigger", "mixed", "--wait"]);
+    assert_eq!(failed.status.code(), Some(1), "the exit code follows the outcome");
+}
+
+fn a_timeout_and_a_cancel_kill_grandchildren_too(site: &Site) {
+    // Each grandchild says that it lives every 50 ms, in a session of its own.
+    let family = |name: &str| {
+        format!("setsid bash -c 'while :; do date +%s%N > EFFECTS/{name}; sleep 0.05; done' & wait")
+    };
+    site.dag(
+        "family.yaml",
+        &format!(
+            "id: family\ntasks:\n  slow:\n    bash: \"{}\"\n    timeout: 500ms\n    grace: 1s\n  long:\n    bash: \"{}\"\n    grace: 1s\n",
+            family("slow"),
+            family("long")
+        ),
+    );
+    let _server = site.start();
+    site.ok(&["run", "trigger", "family", "--run-id", "r"]);
+    let alive = |name: &str| site.effect(name).is_some_and(|beat| !beat.is_empty());
+    wait_until("the long task", Duration::from_secs(20), || alive("long").then_some(())).expect("it runs");
+    wait_until("the timeout", Duration::from_secs(20), || {
+        site.json(&["task", "show", "family", "r", "slow"])
+            .to_string()
+            .contains("timed out after")
+            .then_some(())
+    })
+    .expect("it times out");
+    site.ok(&["run", "cancel", "family", "r"]);
+    let silent = wait_until("silence", Duration::from_secs(20), || {
+        let before = (site.effect("slow"), site.effect("long"));
+        std::thread::sleep(Duration::from_millis(300));
+        (before == (site.effect("slow"), site.effect("long"))).then_some(())
+    });
+    assert!(silent.is_some(), "grandchildren live on");
+    let run = site.json(&["run", "show", "family", "r"]).to_string();
+    assert!(run.contains("failed"), "{run}");
+}
+
+fn a_cleared_task_runs_again_and_keeps_its_history(site: &Site) {
+    site.dag(
+        "again.yaml",
+        "id: again\ntasks:\n  a: { bash: 'echo $TENURE_TRY_NUMBER >> EFFECTS/a' }\n  b: { needs: [a], bash: 'test -e EFFECTS/fixed' }\n  c: { needs: [b], exec: ['true'] }\n",
+    );
+    let _server = site.start();
+    let run = site.run("again", &["--run-id", "r"]);
+    assert_eq!(tasks(&run), "a:success b:failed c:upstream_failed");
+    std::fs::write(site.path("effects").join("fixed"), "").unwrap();
+    site.ok(&["run", "clear", "again", "r", "--only-failed", "--yes"]);
+    let done = wait_until("the run to succeed", Duration::from_secs(20), || {
+        site.json(&["run", "show", "again", "r"]).to_string().contains("\"success\"").then_some(())
+    });
+    assert!(done.is_some());
+    let list = site.json(&["task", "list", "again", "r"]).to_string();
+    assert!(!list.contains("failed"), "{list}");
+    assert_eq!(site.effect("a").as_deref(), Some("1\n"), "what succeeded is left alone");
+    let tries = site.json(&["task", "tries", "again", "r", "b"]);
+    assert_eq!(tries.as_array().map(Vec::len), Some(2), "{tries}");
+}
+
+fn a_broken_file_leaves_the_last_good_version_in_force(site: &Site) {
+    site.dag("d.yaml", "id: d\ntasks:\n  a: { exec: [echo, one] }\n");
+    let _server = site.start();
+    site.dag("d.yaml", "id: d\ntasks:\n  a: { exec: [echo, two], needs: [bb] }\n  b: { empty: true }\n");
+    let error = wait_until("the error", Duration::from_secs(20), || {
+        let errors = site.ok(&["dag", "errors"]);
+        errors.contains("did you mean \"b\"?").then_some(errors)
+    })
+    .expect("the error is shown");
+    assert!(error.contains("d.yaml") && error.contains('3'), "{error}");
+    assert_eq!(tasks(&site.run("d", &[])), "a:success", "the last good version is in force");
+    site.dag("d.yaml", "id: d\ntasks:\n  a: { exec: [echo, two] }\n  b: { empty: true }\n");
+    let whole = wait_until("the new version", Duration::from_secs(20), || {
+        (tasks(&site.run("d", &[])) == "a:success b:success").then_some(())
+    });
+    assert!(whole.is_some());
+    let said = site.cli(&["dag", "validate", "dags/d.yaml"]);
+    assert!(said.status.success());
+}
+
+fn a_schedule_creates_its_runs_exactly_once(site: &Site) {
+    let start = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second() - 5).unwrap();
+    site.dag(
+        "ticks.yaml",
+        &format!("id: ticks\nschedule: {{ every: 1s }}\nstart_date: {start}\ncatchup: true\nmax_active_runs: 3\ntasks:\n  t: {{ exec: ['true'] }}\n"),
+    );
+    let server = site.start();
+    std::thread::sleep(Duration::from_secs(2));
+    server.kill();
+    std::thread::sleep(Duration::from_secs(2));
+    let _server = site.start();
+    let dates = wait_until("ten runs", Duration::from_secs(30), || {
+        let runs = site.json(&["run", "list", "ticks", "--state", "success", "--limit", "100"]);
+        let mut dates: Vec<jiff::Timestamp> =
+            runs.as_array()?.iter().filter_map(|run| run["logical_date"].as_str()?.parse().ok()).collect();
+        dates.sort();
+        (dates.len() >= 10).then_some(dates)
+    })
+    .expect("the schedule catches up");
+    for (number, date) in dates.iter().enumerate() {
+        let expected = start + Duration::from_secs(number as u64);
+        assert_eq!(*date, expected, "every tick once, oldest first: {dates:?}");
+    }
+}
+
+fn a_pool_bounds_what_runs_at_once(site: &Site) {
+    let tasks_text: String = (0..6)
+        .map(|n| format!("  t{n}: {{ pool: narrow, bash: 'date +%s%N >> EFFECTS/t{n}; sleep 0.2; date +%s%N >> EFFECTS/t{n}' }}\n"))
+        .collect();
+    site.dag("pool.yaml", &format!("id: pool\ntasks:\n{tasks_text}"));
+    let _server = site.start();
+    site.ok(&["pool", "set", "narrow", "2"]);
+    assert_eq!(site.run("pool", &[])["state"], "success");
+    let mut edges: Vec<(u128, i32)> = vec![];
+    for n in 0..6 {
+        let times = site.effect(&format!("t{n}")).unwrap();
+        let times: Vec<u128> = times.lines().map(|line| line.parse().unwrap()).collect();
+        edges.extend([(times[0], 1), (times[1], -1)]);
+    }
+    edges.sort();
+    let most = edges
+        .iter()
+        .scan(0, |now, (_, step)| {
+            *now += step;
+            Some(*now)
+        })
+        .max();
+    assert_eq!(most, Some(2));
+}
+
+fn a_killed_server_goes_on_where_it_was(site: &Site) {
+    site.dag(
+        "long.yaml",
+        "id: long\ntasks:\n  work: { bash: 'echo start >> EFFECTS/work; sleep 2; echo end >> EFFECTS/work; exit 0' }\n  code: { bash: 'sleep 2; exit 7' }\n  after: { needs: [work], bash: echo after >> EFFECTS/work }\n",
+    );
+    let server = site.start();
+    site.ok(&["run", "trigger", "long", "--run-id", "r"]);
+    wait_until("the work", Duration::from_secs(20), || site.effect("work")).expect("it starts");
+    server.kill();
+    let _server = site.start();
+    let ended = wait_until("the run", Duration::from_secs(30), || {
+        let run = site.json(&["run", "show", "long", "r"]);
+        run.to_string().contains("failed").then_some(())
+    });
+    assert!(ended.is_some(), "{}", site.server_log());
+    assert_eq!(site.effect("work").as_deref(), Some("start\nend\nafter\n"), "started once, ended, went on");
+    let code = site.json(&["task", "show", "long", "r", "code"]).to_string();
+    assert!(code.contains("exit code 7"), "the exit code survived: {code}");
+}
+
+fn a_graceful_stop_leaves_tasks_running_and_picks_them_up(site: &Site) {
+    site.dag(
+        "long.yaml",
+        "id: long\ntasks:\n  work: { bash: 'echo start >> EFFECTS/w; sleep 2; echo end >> EFFECTS/w' }\n",
+    );
+    let server = site.start();
+    site.ok(&["run", "trigger", "long", "--run-id", "r"]);
+    wait_until("the work", Duration::from_secs(20), || site.effect("w")).expect("it starts");
+    assert_eq!(server.stop(), Some(0));
+    assert!(site.server_log().contains("1 task keeps running"), "{}", site.server_log());
+    assert_eq!(site.cli(&["dag", "list"]).status.code(), Some(3), "no server, no answer");
+    let _server = site.start();
+    let ended = wait_until("the run", Duration::from_secs(30), || {
+        site.json(&["run", "show", "long", "r"]).to_string().contains("\"success\"").then_some(())
+    });
+    assert!(ended.is_some(), "{}", site.server_log());
+    assert_eq!(site.effect("w").as_deref(), Some("start\nend\n"));
+}
+
+fn secrets_never_reach_a_log(site: &Site) {
+    site.dag(
+        "secret.yaml",
+        "id: secret\ntasks:\n  leak:\n    bash: echo \"pw=$PGPASSWORD key=$API_KEY\"; echo -n \"$PGPASSWORD\" | base64\n    env: { PGPASSWORD: { secret: DB }, API_KEY: \"k-123456\" }\n",
+    );
+    let _server = site.start();
+    assert_eq!(site.run("secret", &[])["state"], "success");
+    let log = site.ok(&["task", "logs", "secret", "latest", "leak", "-f"]);
+    assert!(log.contains("pw=***"), "{log}");
+    for secret in ["s3cr3t-value", "k-123456", "czNjcjN0LXZhbHVl"] {
+        assert!(!log.contains(secret), "{secret} leaked: {log}");
+    }
+}
+
+fn ten_thousand_tasks_and_a_chain_of_a_thousand_work(site: &Site) {
+    let wide: String = (0..10_000).map(|n| format!("  t{n}: {{ empty: true }}\n")).collect();
+    site.dag("wide.yaml", &format!("id: wide\ntasks:\n{wide}"));
+    let chain: String =
+        (1..1_000).map(|n| format!("  t{n}: {{ empty: true, needs: [t{}] }}\n", n - 1)).collect();
+    site.dag("chain.yaml", &format!("id: chain\ntasks:\n  t0: {{ empty: true }}\n{chain}"));
+    let _server = site.start();
+    for (dag, count) in [("wide", 10_000), ("chain", 1_000)] {
+        let run = site.run(dag, &[]);
+        assert_eq!(
+            (run["state"].as_str(), run["tasks"].as_array().map(Vec::len)),
+            (Some("success"), Some(count))
+        );
+    }
+}
+
+#[test]
+fn a_second_server_on_the_same_data_is_refused() {
+    let site = Site::new(Wiring::Sqlite);
+    let server = site.start();
+    let second = site.up_fails();
+    assert_eq!(second.status.code(), Some(1));
+    let said = text(&second.stderr);
+    assert!(said.contains("in use") && said.contains(&server.pid().to_string()), "{said}");
+}
+
+#[test]
+fn wrong_usage_and_unknown_things_have_their_exit_codes() {
+    let site = Site::new(Wiring::Sqlite);
+    site.dag("hello.yaml", "id: hello\ntasks: { a: { empty: true } }\n");
+    assert_eq!(site.cli(&["dag", "list"]).status.code(), Some(3));
+    assert_eq!(site.cli(&["run", "trigger"]).status.code(), Some(2));
+    let _server = site.start();
+    let unknown = site.cli(&["run", "trigger", "helo"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(text(&unknown.stderr).contains("did you mean hello?"), "{}", text(&unknown.stderr));
+    assert_eq!(site.cli(&["dag", "list", "--token", "wrong"]).status.code(), Some(1));
+    let bad = site.path("bad.yaml");
+    std::fs::write(&bad, "id: bad\ntasks: { a: { needs: [a], empty: true } }\n").unwrap();
+    let refused = site.cli(&["dag", "push", "bad.yaml"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("bad.yaml:2"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn the_examples_run() {
+    let site = Site::new(Wiring::Sqlite);
+    let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dags");
+    for entry in std::fs::read_dir(examples).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, site.path("dags").join(path.file_name().unwrap())).unwrap();
+    }
+    let _server = site.start();
+    let dags = site.json(&["dag", "list"]);
+    let names: Vec<&str> = dags.as_array().unwrap().iter().filter_map(|dag| dag["dag_id"].as_str()).collect();
+    assert!(names.len() >= 5, "{names:?}");
+    for dag in names {
+        let run = site.run(dag, &[]);
+        assert_eq!(run["state"], "success", "{dag}: {}", tasks(&run));
+    }
+}
