@@ -107,6 +107,7 @@ macro_rules! exercise {
             ],
             runs: [
                 a_created_run_is_queued_with_untouched_tasks,
+                an_answer_says_what_was_kept,
                 the_same_key_with_the_same_request_is_replayed,
                 a_retry_with_another_clock_is_the_same_request,
                 the_same_key_with_another_request_is_a_conflict,

@@ -1,8 +1,9 @@
 //! Goal: every acknowledged trigger gives exactly one run.
 
+use jiff::Timestamp;
 use serde_json::json;
 use tenure_model::{NewRun, RunState, RunType, TaskInstance, TiKey};
-use tenure_store::{CreateRunOutcome, RunHeader};
+use tenure_store::{CreateRunOutcome, NewRunOutcome, Pass, RunHeader, Trigger};
 
 use crate::Fresh;
 use crate::harness::{
@@ -32,6 +33,24 @@ pub async fn a_created_run_is_queued_with_untouched_tasks(fresh: Fresh) {
         (header.key, Some("please"), "timetable")
     );
     assert_eq!(world.trail("etl", asked.run_id.as_str()).await, ["run:created >queued"]);
+}
+
+pub async fn an_answer_says_what_was_kept(fresh: Fresh) {
+    let world = World::of(fresh);
+    world.register(&spec("etl", "a")).await;
+    let finer_than_kept: Timestamp = "2026-01-01T00:00:00.123456789Z".parse().expect("an instant");
+    let trigger = Trigger { at: finer_than_kept, ..user() };
+    let asked =
+        NewRun { run_after: finer_than_kept, logical_date: Some(finer_than_kept), ..new_run("etl", "r1") };
+    let outcome = world.store.create_run(&trigger, &asked).await.expect("created");
+    let CreateRunOutcome::Created(header) = outcome else { panic!("a new run was asked for") };
+    assert_eq!(world.load(header.key).await.header, header);
+    let owner = world.owner_of("etl").await;
+    let due = NewRun { run_id: "r2".into(), logical_date: None, ..asked };
+    let pass = Pass { new_runs: vec![due], ..Pass::new(finer_than_kept, "owner") };
+    let created = world.commit_whole(&owner, &pass).await.created;
+    let [NewRunOutcome::Created(header)] = &created[..] else { panic!("{created:?}") };
+    assert_eq!(world.load(header.key).await.header, **header);
 }
 
 async fn create(world: &World, run: &NewRun) -> (bool, RunHeader) {

@@ -1,0 +1,95 @@
+//! Pools and nodes: what every owner shares out.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, params};
+use tenure_model::PoolName;
+use tenure_store::{Attention, NodeRecord, NodeRegistration, PoolRecord, Trigger};
+
+use crate::Office;
+use crate::errors::Fail;
+use crate::rows::{At, all, node, one, pool};
+use crate::trail::{self, By};
+use crate::writer::Tx;
+
+pub(crate) fn pools(conn: &Connection) -> Result<Vec<PoolRecord>, Fail> {
+    all(&mut conn.prepare_cached("SELECT name, slots, description FROM pools ORDER BY name")?, [], pool)
+}
+
+pub(crate) fn nodes(conn: &Connection) -> Result<Vec<NodeRecord>, Fail> {
+    let mut select = conn.prepare_cached(
+        "SELECT node, capacity, labels, version, registered_at, draining FROM nodes ORDER BY node",
+    )?;
+    all(&mut select, [], node)
+}
+
+pub(crate) fn put_pool(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    pool: &PoolRecord,
+) -> Result<(), Fail> {
+    let before = slots(tx, &pool.name)?.map_or(String::new(), |slots| format!("{slots} slots"));
+    let mut put = tx.prepare_cached(
+        "INSERT INTO pools (name, tenant, slots, description) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT (name) DO UPDATE SET slots = excluded.slots, description = excluded.description",
+    )?;
+    put.execute(params![pool.name.as_str(), trigger.tenant.as_str(), pool.slots, pool.description])?;
+    changed(tx, office, trigger, "pool_set", &pool.name, before, format!("{} slots", pool.slots))
+}
+
+pub(crate) fn delete_pool(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    name: &PoolName,
+) -> Result<(), Fail> {
+    let Some(slots) = slots(tx, name)? else {
+        return Err(Fail::not_found(format!("there is no pool {name}")));
+    };
+    if *name == PoolName::default_pool() {
+        return Err(Fail::conflict(format!("{name} is the pool of every task that names none; it stays")));
+    }
+    tx.prepare_cached("DELETE FROM pools WHERE name = ?1")?.execute([name.as_str()])?;
+    changed(tx, office, trigger, "pool_deleted", name, format!("{slots} slots"), String::new())
+}
+
+fn slots(conn: &Connection, name: &PoolName) -> Result<Option<u32>, Fail> {
+    let mut select = conn.prepare_cached("SELECT slots FROM pools WHERE name = ?1")?;
+    one(&mut select, [name.as_str()], |cells| cells.take())
+}
+
+fn changed(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    event: &str,
+    name: &PoolName,
+    from: String,
+    to: String,
+) -> Result<(), Fail> {
+    let entry =
+        tenure_store::AuditEntry { reason: Some(format!("pool {name}")), ..trail::entry(event, from, to) };
+    trail::audit(tx, By::user(trigger), None, None, &[entry])?;
+    trail::attention_everywhere(tx, office.shards, &Attention::Limits)
+}
+
+/// A node that was being drained still is: a restart of its agent is no reason to send it work.
+pub(crate) fn register_node(
+    tx: &Tx<'_>,
+    office: &Office,
+    registration: &NodeRegistration,
+    at: Timestamp,
+) -> Result<NodeRecord, Fail> {
+    let NodeRegistration { node: name, capacity, labels, version } = registration;
+    let mut put = tx.prepare_cached(
+        "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining) VALUES (?1, ?2, ?3, ?4, ?5, 0)
+         ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
+             version = excluded.version, registered_at = excluded.registered_at
+         RETURNING node, capacity, labels, version, registered_at, draining",
+    )?;
+    let capacity = serde_json::to_string(capacity).expect("amounts are plain data");
+    let labels = serde_json::to_string(labels).expect("labels are plain data");
+    let record = one(&mut put, params![name.as_str(), capacity, labels, version, At(at)], node)?;
+    trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
+    Ok(record.expect("an upsert returns its row"))
+}

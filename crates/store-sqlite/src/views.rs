@@ -1,0 +1,104 @@
+//! Reads for screens, each one job for a reader.
+
+mod audit;
+mod dags;
+mod query;
+mod runs;
+mod tis;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
+use tenure_store::{
+    AuditQuery, AuditView, DagQuery, DagView, NodeRecord, Page, Paging, PoolRecord, RunQuery, RunView,
+    StoreError, TiQuery, TiView, TryView, VersionView, Views,
+};
+
+use crate::{SqliteStore, limits};
+
+#[async_trait]
+impl Views for SqliteStore {
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.read("pinging", |conn, _| Ok(conn.query_row("SELECT 1", [], |_| Ok(()))?)).await
+    }
+
+    async fn list_dags(&self, query: &DagQuery) -> Result<Page<DagView>, StoreError> {
+        let query = query.clone();
+        self.read("listing dags", move |conn, office| dags::list(conn, &office.specs, &query)).await
+    }
+
+    async fn get_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagView>, StoreError> {
+        let (tenant, dag) = (tenant.clone(), dag.clone());
+        self.read("reading a dag", move |conn, office| dags::get(conn, &office.specs, &tenant, &dag)).await
+    }
+
+    async fn list_versions(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        paging: &Paging,
+    ) -> Result<Page<VersionView>, StoreError> {
+        let (tenant, dag, paging) = (tenant.clone(), dag.clone(), paging.clone());
+        self.read("listing versions", move |conn, _| dags::list_versions(conn, &tenant, &dag, &paging)).await
+    }
+
+    async fn get_version(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        version: Option<u32>,
+    ) -> Result<Option<VersionView>, StoreError> {
+        let (tenant, dag) = (tenant.clone(), dag.clone());
+        self.read("reading a version", move |conn, _| dags::get_version(conn, &tenant, &dag, version)).await
+    }
+
+    async fn list_runs(&self, query: &RunQuery) -> Result<Page<RunView>, StoreError> {
+        let query = query.clone();
+        self.read("listing runs", move |conn, _| runs::list(conn, &query)).await
+    }
+
+    async fn get_run(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        run: &RunId,
+    ) -> Result<Option<RunView>, StoreError> {
+        let (tenant, dag, run) = (tenant.clone(), dag.clone(), run.clone());
+        self.read("reading a run", move |conn, _| crate::runs::view(conn, &tenant, &dag, &run)).await
+    }
+
+    async fn list_tis(&self, query: &TiQuery) -> Result<Page<TiView>, StoreError> {
+        let query = query.clone();
+        self.read("listing task instances", move |conn, _| tis::list(conn, &query)).await
+    }
+
+    async fn list_tries(
+        &self,
+        tenant: &TenantId,
+        dag: &DagId,
+        run: &RunId,
+        task: &TaskId,
+        map_index: i32,
+    ) -> Result<Vec<TryView>, StoreError> {
+        let (tenant, dag, run, task) = (tenant.clone(), dag.clone(), run.clone(), task.clone());
+        let doing = "listing tries";
+        self.read(doing, move |conn, _| tis::list_tries(conn, &tenant, &dag, &run, &task, map_index)).await
+    }
+
+    async fn get_result(&self, ti: TiKey) -> Result<Option<Value>, StoreError> {
+        self.read("reading a result", move |conn, _| tis::result(conn, ti)).await
+    }
+
+    async fn list_audit(&self, query: &AuditQuery) -> Result<Page<AuditView>, StoreError> {
+        let query = query.clone();
+        self.read("listing audit", move |conn, _| audit::list(conn, &query)).await
+    }
+
+    async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
+        self.read("listing pools", |conn, _| limits::pools(conn)).await
+    }
+
+    async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        self.read("listing nodes", |conn, _| limits::nodes(conn)).await
+    }
+}
