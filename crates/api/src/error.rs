@@ -176,3 +176,34 @@ impl From<LogError> for ApiError {
         Self::Unavailable(format!("The log cannot be read: {error}."))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: whatever the store says, a client learns whether to repeat its request.
+
+    use tenure_lease::Epoch;
+
+    use super::*;
+
+    fn answer(error: StoreError) -> (u16, Option<String>) {
+        let response = ApiError::from(error).into_response();
+        let retry =
+            response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned());
+        (response.status().as_u16(), retry)
+    }
+
+    #[test]
+    fn every_failure_of_the_store_has_its_status() {
+        let source = || "no route to host".into();
+        let again = Some("1".to_owned());
+        assert_eq!(answer(StoreError::NotFound("x".into())), (404, None));
+        assert_eq!(answer(StoreError::Conflict("x".into())), (409, None));
+        assert_eq!(
+            answer(StoreError::Unavailable { doing: "reading", source: source() }),
+            (503, again.clone())
+        );
+        assert_eq!(answer(StoreError::Unknown { doing: "writing", source: source() }), (503, again));
+        assert_eq!(answer(StoreError::Corrupt { what: "run 7".into(), source: source() }), (500, None));
+        assert_eq!(answer(StoreError::Fenced { ours: Epoch(1), current: None }), (500, None));
+    }
+}

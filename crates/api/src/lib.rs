@@ -32,7 +32,7 @@ use utoipa_axum::routes;
 use error::ApiError;
 use input::LARGEST_BODY;
 
-pub use serve::serve;
+pub use serve::{ServeLimits, serve, serve_within};
 pub use state::{
     ApiState, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth, TokenDigest,
 };
@@ -102,6 +102,3 @@ fn answer_panic(panic: Box<dyn Any + Send>) -> Response {
     tracing::error!(panic = text, "a request handler panicked");
     ApiError::Internal("The server failed on this request; its log has the reason.".into()).into_response()
 }
-
-#[cfg(test)]
-mod tests;

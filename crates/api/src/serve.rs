@@ -1,8 +1,8 @@
 //! Accepts connections and serves the router on them, until told to stop.
 //!
-//! Promises: a client that sends its headers too slowly, or idles, loses its connection; at most
-//! [`MOST_CONNECTIONS`] are open at once; after `shutdown` no new connection is accepted, requests in
-//! flight are finished, and whoever takes longer than [`GRACE`] is cut off.
+//! Promises: a client that sends its headers too slowly, or idles, loses its connection; only so many are
+//! open at once, the next ones wait; after `shutdown` no new connection is accepted, requests in flight are
+//! finished, and whoever takes longer than the grace is cut off.
 
 use std::io;
 use std::pin::pin;
@@ -18,9 +18,21 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub const MOST_CONNECTIONS: usize = 1024;
-pub const GRACE: Duration = Duration::from_secs(10);
-const HEADERS_WITHIN: Duration = Duration::from_secs(15);
+#[derive(Clone, Copy, Debug)]
+pub struct ServeLimits {
+    pub connections: usize,
+    /// From the last answer, or from connecting, to the end of the next request's headers.
+    pub headers_within: Duration,
+    /// For requests in flight after `shutdown`.
+    pub grace: Duration,
+}
+
+impl Default for ServeLimits {
+    fn default() -> Self {
+        Self { connections: 1024, headers_within: Duration::from_secs(15), grace: Duration::from_secs(10) }
+    }
+}
+
 /// Accepting fails when file descriptors run out; trying again at once would only spin.
 const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 
@@ -29,12 +41,21 @@ const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
 pub(crate) struct Stopping(pub CancellationToken);
 
 pub async fn serve(listener: TcpListener, router: Router, shutdown: CancellationToken) -> io::Result<()> {
+    serve_within(ServeLimits::default(), listener, router, shutdown).await
+}
+
+pub async fn serve_within(
+    limits: ServeLimits,
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
     let router = router.layer(Extension(Stopping(shutdown.clone())));
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let places = Arc::new(Semaphore::new(limits.connections));
     let (connections, cut_off) = (TaskTracker::new(), CancellationToken::new());
 
     while let Some((stream, place)) = next_connection(&listener, &places, &shutdown).await {
-        let connection = serve_connection(stream, router.clone(), shutdown.clone());
+        let connection = serve_connection(stream, router.clone(), limits, shutdown.clone());
         let cut_off = cut_off.clone();
         connections.spawn(async move {
             cut_off.run_until_cancelled(connection).await;
@@ -44,22 +65,27 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Cancellation
 
     drop(listener);
     connections.close();
-    if tokio::time::timeout(GRACE, connections.wait()).await.is_err() {
-        tracing::warn!(grace = ?GRACE, "some requests were still running; their connections are cut off");
+    if tokio::time::timeout(limits.grace, connections.wait()).await.is_err() {
+        tracing::warn!(grace = ?limits.grace, "some requests were still running; their connections are cut off");
         cut_off.cancel();
         connections.wait().await;
     }
     Ok(())
 }
 
-async fn serve_connection(stream: TcpStream, router: Router, shutdown: CancellationToken) {
+async fn serve_connection(
+    stream: TcpStream,
+    router: Router,
+    limits: ServeLimits,
+    shutdown: CancellationToken,
+) {
     // Small answers should not wait for an acknowledgement of the one before.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS_WITHIN);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.headers_within);
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     let ended = tokio::select! {

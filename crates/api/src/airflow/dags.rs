@@ -40,7 +40,7 @@ pub struct DagsQuery {
     tags: Vec<String>,
     /// One of these owners.
     owners: Vec<String>,
-    /// Part of the id; `%` stands for any text.
+    /// Part of the id, in any case; `%` stands for any text, `_` for any character.
     dag_id_pattern: Option<String>,
     /// Beginning of the id.
     dag_id_prefix_pattern: Option<String>,

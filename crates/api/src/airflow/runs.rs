@@ -45,7 +45,7 @@ pub struct RunsQuery {
     state: Vec<RunState>,
     #[param(value_type = Vec<String>)]
     run_type: Vec<RunType>,
-    /// Part of the run id; `%` stands for any text.
+    /// Part of the run id; `%` stands for any text, `_` for any character.
     run_id_pattern: Option<String>,
     run_after_gte: Option<Timestamp>,
     run_after_lte: Option<Timestamp>,

@@ -228,6 +228,7 @@ async fn tries_of(state: &ApiState, path: &MappedTaskPath) -> ApiResult<Vec<(u32
     let version = state.versions().get(&ti.dag, ti.version).await?;
     let (dag, run) = (DagId::new(&path.dag_id), RunId::new(&path.dag_run_id));
     let tries = state.store.list_tries(&state.tenant(), &dag, &run, &ti.task_id, path.map_index).await?;
-    let shape = |one| TryShape::of(&ti, one, version.as_deref());
-    Ok(tries.iter().map(|one| (one.instance.try_number, shape(one))).collect())
+    // Number 0 is a task instance that waits for its first try.
+    let tries = tries.iter().filter(|one| one.instance.try_number > 0);
+    Ok(tries.map(|one| (one.instance.try_number, TryShape::of(&ti, one, version.as_deref()))).collect())
 }

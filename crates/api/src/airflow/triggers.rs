@@ -22,8 +22,8 @@ use crate::state::ApiState;
 
 const LONGEST_RUN_ID: usize = 250;
 const LONGEST_KEY: usize = 250;
-/// Triggers without a name that come in the same microsecond are told apart by moving the name on.
-const NAMES_TO_TRY: i64 = 20;
+/// Triggers without a name that come in the same microsecond are told apart by moving them on.
+const NAMES_TO_TRY: u32 = 20;
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -67,8 +67,7 @@ fn new_run(state: &ApiState, dag: &DagView, body: TriggerBody, key: Option<Strin
     if body.partition_key.is_some() {
         return Err(unsupported("partition_key", "there are no partitions"));
     }
-    let conf = body.conf.map_or(Value::Null, Value::Object);
-    let conf = if conf.is_null() { Value::Object(Map::new()) } else { conf };
+    let conf = Value::Object(body.conf.unwrap_or_default());
     if let Err(errors) = params::validate(&dag.spec, &conf) {
         let texts: Vec<_> = errors.iter().map(ToString::to_string).collect();
         return Err(ApiError::field("body", "conf", texts.join("; ")));
@@ -94,24 +93,23 @@ fn new_run(state: &ApiState, dag: &DagView, body: TriggerBody, key: Option<Strin
 }
 
 async fn create(state: &ApiState, mut run: NewRun, named: bool) -> ApiResult<RunId> {
-    for step in 1.. {
-        match state.store.create_run(&state.trigger(), &run).await {
+    let mut names_left = NAMES_TO_TRY;
+    loop {
+        let text = match state.store.create_run(&state.trigger(), &run).await {
             Ok(CreateRunOutcome::Created(header) | CreateRunOutcome::Replayed(header)) => {
                 return Ok(header.run_id);
             }
-            Err(StoreError::Conflict(text)) => {
-                let taken =
-                    !named && state.store.get_run(&run.tenant, &run.dag, &run.run_id).await?.is_some();
-                if !taken || step == NAMES_TO_TRY {
-                    return Err(ApiError::Conflict(text));
-                }
-                let later = run.run_after.checked_add(step.microseconds());
-                run.run_id = RunType::Manual.run_id(later.map_err(|_| ApiError::Conflict(text))?);
-            }
+            Err(StoreError::Conflict(text)) => text,
             Err(error) => return Err(error.into()),
+        };
+        names_left -= 1;
+        let taken = !named && state.store.get_run(&run.tenant, &run.dag, &run.run_id).await?.is_some();
+        let later = run.run_after.checked_add(1.microsecond()).ok();
+        match later.filter(|_| taken && names_left > 0) {
+            Some(later) => (run.run_after, run.run_id) = (later, RunType::Manual.run_id(later)),
+            None => return Err(ApiError::Conflict(text)),
         }
     }
-    unreachable!("the loop ends by its own count")
 }
 
 fn checked_run_id(id: String) -> ApiResult<RunId> {

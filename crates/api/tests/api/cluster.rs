@@ -1,0 +1,174 @@
+//! Health, metrics, audit, nodes, leases, info.
+
+use axum::http::StatusCode;
+use expect_test::expect;
+use serde_json::json;
+use tenure_model::Resources;
+use tenure_store::NodeRegistration;
+
+use crate::harness::{Server, at, each, pretty};
+
+#[tokio::test]
+async fn health_shows_who_owns_what() {
+    let server = Server::start().await;
+    expect![[r#"
+        {
+          "status": "healthy",
+          "version": "<version>",
+          "reason": null,
+          "database": {
+            "ok": true,
+            "error": null
+          },
+          "last_pass_at": "2026-01-01T12:00:00Z",
+          "scopes": [
+            {
+              "scope": "scheduler/shard-00",
+              "owner": "host:1",
+              "epoch": 1,
+              "leading": true,
+              "last_renewal_succeeded": true,
+              "renewed_at": "2026-01-01T12:00:00Z",
+              "valid_for_ms": 86340000
+            }
+          ]
+        }"#]]
+    .assert_eq(&pretty(&server.get("/health").await));
+    let live = server.call("GET", "/health/live", None).await;
+    assert_eq!((live.status, live.text.as_str()), (StatusCode::OK, "ok"));
+}
+
+#[tokio::test]
+async fn ready_says_why_not() {
+    let server = Server::start().await;
+    assert_eq!(server.call("GET", "/health/ready", None).await.status, StatusCode::OK);
+    server.ready.set(Err("no lease on scheduler/shard-00 yet"));
+    let answer = server.call("GET", "/health/ready", None).await;
+    assert_eq!(answer.refusal(), "503 no lease on scheduler/shard-00 yet");
+    assert_eq!(answer.header("retry-after"), "1");
+    assert_eq!(server.get("/health").await["status"], "unhealthy", "and yet it is alive");
+    let monitor = server.get("/api/v2/monitor/health").await;
+    expect![[r#"
+        {
+          "metadatabase": {
+            "status": "healthy"
+          },
+          "scheduler": {
+            "status": "unhealthy",
+            "latest_scheduler_heartbeat": "2026-01-01T12:00:00Z"
+          },
+          "triggerer": {
+            "status": null,
+            "latest_triggerer_heartbeat": null
+          },
+          "dag_processor": {
+            "status": null,
+            "latest_dag_processor_heartbeat": null
+          }
+        }"#]]
+    .assert_eq(&pretty(&monitor));
+}
+
+#[tokio::test]
+async fn metrics_are_open_metrics() {
+    let answer = Server::start().await.call("GET", "/metrics", None).await;
+    assert_eq!(answer.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    expect![[r#"
+        # HELP passes Passes committed.
+        # TYPE passes counter
+        passes_total 1
+        # EOF
+    "#]]
+    .assert_eq(&answer.text);
+}
+
+#[tokio::test]
+async fn version_info_and_front_page_answer() {
+    let server = Server::start().await;
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(server.get("/api/v2/version").await, json!({ "version": version, "git_version": null }));
+    assert_eq!(
+        server.get("/api/tenure/info").await,
+        json!({ "version": version, "data": "./tenure-data", "profile": "lite" })
+    );
+    assert_eq!(server.get("/").await["api"], "/api/openapi.json");
+}
+
+#[tokio::test]
+async fn the_audit_trail_is_followed_by_its_sequence() {
+    let server = Server::with_run().await;
+    server.drive("etl", "r1", "run=running a=running").await;
+    let all = server.get("/api/tenure/audit?dag_id=etl&run_id=r1").await;
+    let last = all["audit"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(
+        (&last["actor"], &last["scope"], &last["epoch"]),
+        (&json!("owner"), &json!("scheduler/shard-00"), &json!(1))
+    );
+    assert_eq!(each(&last["entries"], "to"), ["running", "running"]);
+    server.drive("etl", "r1", "a=success").await;
+    let news = server.get(&format!("/api/tenure/audit?after_seq={}", last["seq"])).await;
+    assert_eq!(each(&news["audit"][0]["entries"], "to"), ["success"]);
+
+    let events = server.get("/api/v2/eventLogs?dag_id=etl&run_id=r1").await;
+    let event = events["event_logs"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(
+        (&event["event"], &event["task_id"], &event["owner"], &event["when"]),
+        (&json!("moved"), &json!("a"), &json!("owner"), &json!("2026-01-01T12:00:00Z"))
+    );
+    assert_eq!(events["total_entries"], json!(events["event_logs"].as_array().unwrap().len()));
+}
+
+#[tokio::test]
+async fn nodes_and_leases_are_listed() {
+    let server = Server::start().await;
+    let node = NodeRegistration {
+        node: "n1".into(),
+        capacity: Resources::default().with("cpu", 2000),
+        labels: [("zone".to_owned(), "a".to_owned())].into(),
+        version: "1.2.3".into(),
+    };
+    server.store.register_node(&node, at("2026-01-01T11:00:00Z")).await.unwrap();
+    expect![[r#"
+        {
+          "nodes": [
+            {
+              "node": "n1",
+              "capacity": {
+                "cpu": 2000
+              },
+              "labels": {
+                "zone": "a"
+              },
+              "version": "1.2.3",
+              "registered_at": "2026-01-01T11:00:00Z",
+              "draining": false
+            }
+          ],
+          "total_entries": 1
+        }"#]]
+    .assert_eq(&pretty(&server.get("/api/tenure/nodes").await));
+    expect![[r#"
+        {
+          "leases": [
+            {
+              "scope": "scheduler/shard-00",
+              "held": true,
+              "holder": "host:1",
+              "instance": "test",
+              "address": null,
+              "term": "<uuid>",
+              "epoch": 1,
+              "duration_ms": 86400000,
+              "remaining_ms": 86400000,
+              "acquired_at": "2026-01-01T12:00:00Z",
+              "renewed_at": "2026-01-01T12:00:00Z",
+              "released": false,
+              "resource_version": 1,
+              "transitions": 0,
+              "note": "a note"
+            }
+          ],
+          "total_entries": 1
+        }"#]]
+    .assert_eq(&pretty(&server.get("/api/tenure/leases").await));
+}
