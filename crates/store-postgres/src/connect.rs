@@ -49,7 +49,7 @@ pub enum ConnectError {
          start the release that made it, or a newer one"
     )]
     NewerSchema { target: String, found: i32, known: i32 },
-    #[error("migrating the schema at {target} failed; nothing was changed")]
+    #[error("migrating the schema at {target} failed")]
     Migrate {
         target: String,
         #[source]

@@ -1,0 +1,160 @@
+//! A store on a real server, with a dag, a run and an owner.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_lease::{
+    AcquireRequest, Elector, ElectorConfig, Holder, LeaseStore, Scope, Takeover, Tenure, Term,
+};
+use tenure_model::{
+    DagSpec, NewRun, RunKey, RunState, RunType, ShardId, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
+};
+use tenure_store::{
+    AuditEntry, CreateRunOutcome, DagRegistration, IntentStore, Pass, RunChange, RunHeader, RunSnapshot,
+    SchedulingStore, StateChange, TiChange, Trigger,
+};
+use tenure_store_postgres::{PostgresOptions, PostgresStore};
+use tenure_testkit::wait_for;
+use tokio_postgres::{Client, NoTls};
+
+pub const SOON: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(600);
+
+pub async fn store(url: &str, pool_size: usize) -> Arc<PostgresStore> {
+    let options = PostgresOptions { shards: 1, pool_size, ..PostgresOptions::default() };
+    Arc::new(PostgresStore::connect(url, options, &Entropy::from_os()).await.expect("connected"))
+}
+
+/// A session of the test's own, beside the store.
+pub async fn client(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("connected");
+    tokio::spawn(connection);
+    client
+}
+
+pub fn now() -> jiff::Timestamp {
+    jiff::Timestamp::from_microsecond(SystemClock.now().as_microsecond()).expect("in range")
+}
+
+pub fn user() -> Trigger {
+    Trigger { tenant: TenantId::default_tenant(), actor: "ada".into(), at: now() }
+}
+
+pub fn scope() -> Scope {
+    Scope::new(ShardId(0).scope())
+}
+
+pub fn holder(name: &str) -> Holder {
+    Holder { name: name.into(), instance: "test".into(), address: None }
+}
+
+/// A takeover from a term that is believed to be dead.
+pub fn takeover(of: &Tenure) -> AcquireRequest {
+    AcquireRequest {
+        scope: scope(),
+        holder: holder("heir"),
+        term: Term(Entropy::from_os().uuid(now())),
+        duration: LONG,
+        takeover: Takeover::OfDead(of.term()),
+        note: String::new(),
+    }
+}
+
+pub async fn owner(store: &Arc<PostgresStore>) -> (Elector, Tenure) {
+    let leases: Arc<dyn LeaseStore> = Arc::clone(store) as _;
+    let config = ElectorConfig { holder: holder("owner"), duration: LONG, margin: Duration::from_secs(5) };
+    let elector = Elector::start(leases, config, Arc::new(SystemClock), Entropy::from_os()).expect("slack");
+    let tenure = elector.acquire(&scope(), Takeover::IfFree, "").await.expect("free");
+    (elector, tenure)
+}
+
+pub async fn register(store: &PostgresStore, dag: &str, tasks: usize) {
+    let tasks = (0..tasks).map(|number| TaskSpec::new(format!("t{number}"), TaskKind::Empty)).collect();
+    let registration = DagRegistration {
+        trigger: user(),
+        spec: DagSpec::new(dag, tasks),
+        source: String::new(),
+        origin: "test".into(),
+        paused_if_new: false,
+    };
+    store.register_dag(&registration).await.expect("registered");
+}
+
+pub fn new_run(dag: &str, run_id: &str) -> NewRun {
+    NewRun {
+        tenant: TenantId::default_tenant(),
+        dag: dag.into(),
+        run_id: run_id.into(),
+        run_type: RunType::Manual,
+        logical_date: None,
+        data_interval: None,
+        run_after: now(),
+        conf: json!({}),
+        note: None,
+        triggered_by: "ada".into(),
+        idempotency_key: None,
+    }
+}
+
+pub async fn trigger(store: &PostgresStore, dag: &str, run_id: &str) -> RunHeader {
+    match store.create_run(&user(), &new_run(dag, run_id)).await.expect("created") {
+        CreateRunOutcome::Created(header) => header,
+        CreateRunOutcome::Replayed(_) => panic!("no key was given"),
+    }
+}
+
+pub async fn load(store: &PostgresStore, run: RunKey) -> RunSnapshot {
+    store.load_runs(&[run]).await.expect("loaded").pop().expect("the run exists")
+}
+
+/// Starts the run and moves every task that is `from` to `to`.
+pub fn change(run: &RunSnapshot, from: TaskState, to: TaskState) -> RunChange {
+    let queued = run.header.state == RunState::Queued;
+    let change = |cached: &tenure_store::CachedTi| TiChange {
+        ti: TiKey { run: run.header.key, task: cached.task, map_index: cached.map_index },
+        from,
+        from_attempt: cached.ti.attempt,
+        to: tenure_model::TaskInstance { state: to, scheduled_at: Some(now()), ..cached.ti.clone() },
+    };
+    let entry = |cached: &tenure_store::CachedTi| AuditEntry {
+        task: Some(cached.task_id.clone()),
+        map_index: None,
+        event: "moved".into(),
+        from: from.to_string(),
+        to: to.to_string(),
+        try_number: None,
+        attempt: None,
+        node: None,
+        reason: None,
+    };
+    let moved: Vec<_> = run.tis.iter().filter(|cached| cached.ti.state == from).collect();
+    RunChange {
+        run: run.header.key,
+        revision: run.header.revision,
+        state: queued.then(|| StateChange {
+            from: RunState::Queued,
+            to: RunState::Running,
+            at: now(),
+            reason: None,
+        }),
+        tis: moved.iter().map(|cached| change(cached)).collect(),
+        past_tries: vec![],
+        results: vec![],
+        audit: moved.iter().map(|cached| entry(cached)).collect(),
+    }
+}
+
+pub fn pass(runs: Vec<RunChange>) -> Pass {
+    Pass { runs, ..Pass::new(now(), "owner") }
+}
+
+/// Until a session of this database waits for a lock in a statement that begins like this.
+pub async fn parked(observer: &Client, statement: &str) {
+    let sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() \
+               AND wait_event_type = 'Lock' AND query LIKE $1 || '%'";
+    wait_for(statement, SOON, || async { observer.query_opt(sql, &[&statement]).await.expect("answered") })
+        .await;
+}
