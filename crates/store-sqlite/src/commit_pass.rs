@@ -3,7 +3,7 @@
 //! The hot path of the whole system. Statements are prepared once, a run costs two statements plus one for each
 //! task instance, and JSON is written before the job reaches the writer's thread.
 
-use rusqlite::{Connection, params};
+use rusqlite::{CachedStatement, Connection, params};
 use tenure_model::{RunKey, ShardId, TaskInstance, TenantId, TiKey};
 use tenure_store::{
     Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StateChange, TiChange, TryRecord,
@@ -79,8 +79,9 @@ impl RunWrite {
 pub(crate) fn commit(tx: &Tx<'_>, office: &Office, pass: &PassWrite) -> Result<Committed, Fail> {
     check_fence(tx, &pass.authority)?;
     let mut committed = Committed::default();
+    let mut tis = TiWriter::new(tx)?;
     for run in &pass.runs {
-        if !commit_run(tx, pass, run)? {
+        if !commit_run(tx, &mut tis, pass, run)? {
             committed.conflicts.push(run.run);
         }
     }
@@ -105,9 +106,9 @@ pub(crate) fn commit(tx: &Tx<'_>, office: &Office, pass: &PassWrite) -> Result<C
 }
 
 /// False: the run is not what the pass was decided from, and nothing of it was changed.
-fn commit_run(tx: &Tx<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fail> {
+fn commit_run(tx: &Tx<'_>, tis: &mut TiWriter<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fail> {
     tx.prepare_cached("SAVEPOINT run")?.execute([])?;
-    let applied = apply_run(tx, pass, run)?;
+    let applied = apply_run(tx, tis, pass, run)?;
     if !applied {
         tx.prepare_cached("ROLLBACK TO run")?.execute([])?;
     }
@@ -115,7 +116,7 @@ fn commit_run(tx: &Tx<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fai
     Ok(applied)
 }
 
-fn apply_run(tx: &Tx<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fail> {
+fn apply_run(tx: &Tx<'_>, tis: &mut TiWriter<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fail> {
     let mut advance = tx.prepare_cached(
         "UPDATE runs SET revision = revision + 1, updated_at = ?3 WHERE key = ?1 AND revision = ?2
          RETURNING shard, tenant, dag_id, run_id",
@@ -138,7 +139,7 @@ fn apply_run(tx: &Tx<'_>, pass: &PassWrite, run: &RunWrite) -> Result<bool, Fail
         return Ok(false);
     }
     for change in &run.tis {
-        if !change_ti(tx, change)? {
+        if !tis.change(change)? {
             return Ok(false);
         }
     }
@@ -173,32 +174,43 @@ pub(crate) fn change_run_state(conn: &Connection, run: RunKey, change: &StateCha
     Ok(update.execute(params![run.0, from.as_str(), to.as_str(), At(*at), reason])? == 1)
 }
 
-/// False: the row is not in the state, or under the attempt, that the change was decided from.
-pub(crate) fn change_ti(conn: &Connection, change: &TiChange) -> Result<bool, Fail> {
-    let mut update = conn.prepare_cached(
-        "UPDATE task_instances SET state = ?6, try_number = ?7, max_tries = ?8, attempt = ?9, node = ?10,
-             scheduled_at = ?11, queued_at = ?12, started_at = ?13, ended_at = ?14, reason = ?15
-         WHERE run = ?1 AND task_no = ?2 AND map_index = ?3 AND state = ?4 AND attempt IS ?5",
-    )?;
-    let TiChange { ti, from, from_attempt, to } = change;
-    let changed = update.execute(params![
-        ti.run.0,
-        ti.task.0,
-        ti.map_index,
-        from.as_str(),
-        from_attempt.as_ref().map(|attempt| attempt.0.as_bytes()),
-        to.state.as_str(),
-        to.try_number,
-        to.max_tries,
-        to.attempt.as_ref().map(|attempt| attempt.0.as_bytes()),
-        to.node.as_ref().map(|node| node.as_str()),
-        at(to.scheduled_at),
-        at(to.queued_at),
-        at(to.started_at),
-        at(to.ended_at),
-        to.reason,
-    ])?;
-    Ok(changed == 1)
+/// Writes task instances one after another through one prepared statement.
+pub(crate) struct TiWriter<'c> {
+    update: CachedStatement<'c>,
+}
+
+impl<'c> TiWriter<'c> {
+    pub(crate) fn new(conn: &'c Connection) -> Result<Self, Fail> {
+        let update = conn.prepare_cached(
+            "UPDATE task_instances SET state = ?6, try_number = ?7, max_tries = ?8, attempt = ?9, node = ?10,
+                 scheduled_at = ?11, queued_at = ?12, started_at = ?13, ended_at = ?14, reason = ?15
+             WHERE run = ?1 AND task_no = ?2 AND map_index = ?3 AND state = ?4 AND attempt IS ?5",
+        )?;
+        Ok(Self { update })
+    }
+
+    /// False: the row is not in the state, or under the attempt, that the change was decided from.
+    pub(crate) fn change(&mut self, change: &TiChange) -> Result<bool, Fail> {
+        let TiChange { ti, from, from_attempt, to } = change;
+        let changed = self.update.execute(params![
+            ti.run.0,
+            ti.task.0,
+            ti.map_index,
+            from.as_str(),
+            from_attempt.as_ref().map(|attempt| attempt.0.as_bytes()),
+            to.state.as_str(),
+            to.try_number,
+            to.max_tries,
+            to.attempt.as_ref().map(|attempt| attempt.0.as_bytes()),
+            to.node.as_ref().map(|node| node.as_str()),
+            at(to.scheduled_at),
+            at(to.queued_at),
+            at(to.started_at),
+            at(to.ended_at),
+            to.reason,
+        ])?;
+        Ok(changed == 1)
+    }
 }
 
 /// The same try again replaces what was kept of it.

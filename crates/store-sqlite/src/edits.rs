@@ -11,7 +11,7 @@ use tenure_store::{
 };
 
 use crate::Office;
-use crate::commit_pass::{change_run_state, change_ti, keep_try};
+use crate::commit_pass::{TiWriter, change_run_state, keep_try};
 use crate::errors::Fail;
 use crate::registration::no_dag;
 use crate::rows::{At, all, ti_view, ti_view_columns};
@@ -139,8 +139,9 @@ fn apply(
     if let Some(change) = &edit.state {
         assert!(change_run_state(tx, edit.run, change)?, "{} moved inside its own transaction", edit.run);
     }
+    let mut tis = TiWriter::new(tx)?;
     for change in &edit.tis {
-        assert!(change_ti(tx, change)?, "{:?} moved inside its own transaction", change.ti);
+        assert!(tis.change(change)?, "{:?} moved inside its own transaction", change.ti);
     }
     for past in &edit.past_tries {
         keep_try(tx, &header.tenant, past)?;

@@ -11,9 +11,10 @@ use tenure_lease::{
 };
 use tenure_store::StoreError;
 
-use crate::SqliteStore;
 use crate::errors::{Fail, lease_error};
 use crate::rows::{Cells, all, one};
+use crate::writer::Tx;
+use crate::{Office, SqliteStore};
 
 macro_rules! lease_select {
     () => {
@@ -25,22 +26,21 @@ macro_rules! lease_select {
 impl LeaseStore for SqliteStore {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome, LeaseError> {
         let request = request.clone();
-        let work = self.write("acquiring a lease", move |tx, office| acquire(tx, &request, office.micros()));
-        work.await.map_err(lease_error)
+        self.write_lease("acquiring a lease", move |tx, office| acquire(tx, &request, office.micros())).await
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<RenewOutcome>, LeaseError> {
         let claims = claims.to_vec();
-        let work = self.write("renewing leases", move |tx, office| {
+        let renew_all = move |tx: &Tx<'_>, office: &Office| {
             let now = office.micros();
             claims.iter().map(|claim| renew(tx, claim, now)).collect()
-        });
-        work.await.map_err(lease_error)
+        };
+        self.write_lease("renewing leases", renew_all).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<ReleaseOutcome, LeaseError> {
         let claim = claim.clone();
-        self.write("releasing a lease", move |tx, _| release(tx, &claim)).await.map_err(lease_error)
+        self.write_lease("releasing a lease", move |tx, _| release(tx, &claim)).await
     }
 
     async fn list_leases(&self) -> Result<Vec<LeaseRecord>, LeaseError> {

@@ -33,15 +33,16 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use tenure_clock::Clock;
+use tenure_lease::LeaseError;
 use tenure_store::StoreError;
 use tokio::sync::watch;
 
-use errors::Fail;
+use errors::{Fail, lease_error};
 use files::{FileLock, LockFailure};
 pub use migrations::MigrationError;
 use readers::Readers;
 use specs::Specs;
-use writer::{Tx, Writer};
+use writer::{Tx, Urgency, Writer};
 
 /// Enough for a screen with several panels while a snapshot is being read.
 const READERS: usize = 3;
@@ -149,7 +150,7 @@ impl SqliteStore {
         lock: Option<FileLock>,
     ) -> std::io::Result<Self> {
         let (wake, wakes) = watch::channel(0);
-        let writer = Writer::start(conn, wake)?;
+        let writer = Writer::start(conn, wake, Arc::clone(&clock))?;
         let office = Arc::new(Office { shards, specs: Specs::default(), clock });
         Ok(Self { readers, writer, wakes, office, _lock: lock })
     }
@@ -160,7 +161,16 @@ impl SqliteStore {
         F: FnOnce(&Tx<'_>, &Office) -> Result<T, Fail> + Send + 'static,
     {
         let office = Arc::clone(&self.office);
-        self.writer.run(doing, move |tx| work(tx, &office)).await
+        self.writer.run(Urgency::Ordinary, doing, move |tx| work(tx, &office)).await
+    }
+
+    async fn write_lease<T, F>(&self, doing: &'static str, work: F) -> Result<T, LeaseError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Tx<'_>, &Office) -> Result<T, Fail> + Send + 'static,
+    {
+        let office = Arc::clone(&self.office);
+        self.writer.run(Urgency::Lease, doing, move |tx| work(tx, &office)).await.map_err(lease_error)
     }
 
     async fn read<T, F>(&self, doing: &'static str, work: F) -> Result<T, StoreError>
@@ -171,7 +181,7 @@ impl SqliteStore {
         let office = Arc::clone(&self.office);
         match &self.readers {
             Some(readers) => readers.run(doing, move |conn| work(conn, &office)).await,
-            None => self.writer.run(doing, move |tx| work(tx, &office)).await,
+            None => self.writer.run(Urgency::Ordinary, doing, move |tx| work(tx, &office)).await,
         }
     }
 }

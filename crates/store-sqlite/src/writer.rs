@@ -2,21 +2,33 @@
 //!
 //! It takes everything that waits, runs each job inside a savepoint of one transaction, commits once, and only
 //! then answers all of them: under load a hundred jobs share one fsync, and a lonely job pays for one. A job
-//! that fails or panics takes back its own savepoint and nobody else's.
+//! that fails or panics takes back its own savepoint and nobody else's. Leases go first: a flood of triggers
+//! must not cost a scheduler its leadership.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rusqlite::Connection;
+use tenure_clock::Clock;
 use tenure_store::{BoxError, StoreError};
 use tokio::sync::{oneshot, watch};
 
 use crate::errors::Fail;
 
-/// Bounds how long the first job of a batch waits for the last one.
-const LARGEST_BATCH: usize = 256;
+/// No job joins a batch that is older than this, so whoever comes meanwhile waits for it, for one job and for a
+/// commit. A hundred times what a commit takes: sharing it further would gain nothing.
+const BATCH_FOR: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// Waits for nobody but the urgent jobs before it.
+    Lease,
+    Ordinary,
+}
 
 /// What a job writes through.
 pub(crate) struct Tx<'a> {
@@ -40,21 +52,30 @@ impl std::ops::Deref for Tx<'_> {
 
 #[derive(Debug)]
 pub(crate) struct Writer {
-    jobs: Option<mpsc::Sender<Box<dyn Job>>>,
+    jobs: Option<mpsc::Sender<(Urgency, Box<dyn Job>)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    pub(crate) fn start(conn: Connection, wakes: watch::Sender<u64>) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        conn: Connection,
+        wakes: watch::Sender<u64>,
+        clock: Arc<dyn Clock>,
+    ) -> std::io::Result<Self> {
         let (jobs, inbox) = mpsc::channel();
-        let desk = Desk { conn, wakes };
+        let mut desk = Desk { conn, wakes, clock, urgent: VecDeque::new(), ordinary: VecDeque::new() };
         let thread =
             std::thread::Builder::new().name("sqlite-writer".into()).spawn(move || desk.run(&inbox))?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
     }
 
     /// Runs `work` in a transaction and answers once it is on disk.
-    pub(crate) async fn run<T, F>(&self, doing: &'static str, work: F) -> Result<T, StoreError>
+    pub(crate) async fn run<T, F>(
+        &self,
+        urgency: Urgency,
+        doing: &'static str,
+        work: F,
+    ) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: FnOnce(&Tx<'_>) -> Result<T, Fail> + Send + 'static,
@@ -62,7 +83,7 @@ impl Writer {
         let (answer, reply) = oneshot::channel();
         let errand = Errand { doing, work: Some(work), outcome: None, answer };
         let jobs = self.jobs.as_ref().expect("taken only when the store is dropped");
-        if jobs.send(Box::new(errand)).is_err() {
+        if jobs.send((urgency, Box::new(errand))).is_err() {
             return Err(StoreError::Unavailable {
                 doing,
                 source: "the database's writer has stopped".into(),
@@ -140,35 +161,52 @@ where
 struct Desk {
     conn: Connection,
     wakes: watch::Sender<u64>,
+    clock: Arc<dyn Clock>,
+    urgent: VecDeque<Box<dyn Job>>,
+    ordinary: VecDeque<Box<dyn Job>>,
 }
 
 impl Desk {
-    fn run(self, inbox: &mpsc::Receiver<Box<dyn Job>>) {
-        while let Ok(first) = inbox.recv() {
-            let mut batch = vec![first];
-            batch.extend(inbox.try_iter().take(LARGEST_BATCH - 1));
-            while !batch.is_empty() {
-                batch = self.commit(batch);
+    fn run(&mut self, inbox: &mpsc::Receiver<(Urgency, Box<dyn Job>)>) {
+        while let Ok(job) = inbox.recv() {
+            self.take_in(job);
+            while !(self.urgent.is_empty() && self.ordinary.is_empty()) {
+                inbox.try_iter().for_each(|job| self.take_in(job));
+                self.commit_batch();
             }
         }
     }
 
-    /// Answers the jobs of one transaction; gives back those that it could not reach.
-    fn commit(&self, batch: Vec<Box<dyn Job>>) -> Vec<Box<dyn Job>> {
-        if let Err(error) = self.execute("BEGIN IMMEDIATE") {
-            settle(batch, Ending::NothingKept(&error.to_string()));
-            return vec![];
+    fn take_in(&mut self, (urgency, job): (Urgency, Box<dyn Job>)) {
+        match urgency {
+            Urgency::Lease => self.urgent.push_back(job),
+            Urgency::Ordinary => self.ordinary.push_back(job),
         }
+    }
+
+    fn next_job(&mut self) -> Option<Box<dyn Job>> {
+        self.urgent.pop_front().or_else(|| self.ordinary.pop_front())
+    }
+
+    /// One transaction of the jobs at hand; what does not fit stays for the next one.
+    fn commit_batch(&mut self) {
+        if let Err(error) = self.execute("BEGIN IMMEDIATE") {
+            let jobs = self.urgent.drain(..).chain(self.ordinary.drain(..)).collect();
+            settle(jobs, Ending::NothingKept(&error.to_string()));
+            return;
+        }
+        let begun = self.clock.boottime();
         let woken = Cell::new(false);
         let (mut ran, mut kept) = (vec![], false);
-        let mut waiting = batch.into_iter();
-        for mut job in waiting.by_ref() {
+        while let Some(mut job) = self.next_job() {
             kept |= self.run_alone(job.as_mut(), &woken);
             ran.push(job);
             // A full disk or an I/O error makes SQLite give up the whole transaction, neighbours included.
             if self.conn.is_autocommit() {
-                settle(ran, Ending::NothingKept("the transaction was rolled back by the database"));
-                return waiting.collect();
+                return settle(ran, Ending::NothingKept("the transaction was rolled back by the database"));
+            }
+            if self.clock.boottime().saturating_since(begun) > BATCH_FOR {
+                break;
             }
         }
         match self.execute(if kept { "COMMIT" } else { "ROLLBACK" }) {
@@ -184,7 +222,6 @@ impl Desk {
                 settle(ran, Ending::InDoubt(&error.to_string()));
             }
         }
-        vec![]
     }
 
     /// True if the job's changes stay in the transaction.

@@ -53,9 +53,10 @@ impl Filter {
 
 /// What a listing may be ordered by, and what breaks ties so that pages never overlap.
 pub(super) struct Order {
-    /// Name in the API, column in SQL. Columns end with a comparison of their own where the tie does not suffice.
+    /// Name in the API, column (or columns) in SQL.
     pub(super) names: &'static [(&'static str, &'static str)],
     pub(super) default: &'static str,
+    /// The natural key.
     pub(super) tie: &'static str,
 }
 
@@ -67,7 +68,6 @@ impl Order {
             let known: Vec<&str> = self.names.iter().map(|(known, _)| *known).collect();
             return Err(Fail::conflict(format!("cannot order by {name:?}; known are {}", known.join(", "))));
         };
-        // Ties go the same way as the order itself only for the natural key; elsewhere oldest first is enough.
         let tie: Vec<String> = self.tie.split(", ").map(|column| format!("{column} ASC")).collect();
         let columns: Vec<String> = column.split(", ").map(|column| format!("{column} {direction}")).collect();
         Ok(format!(" ORDER BY {}, {}", columns.join(", "), tie.join(", ")))
