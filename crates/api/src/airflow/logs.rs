@@ -1,7 +1,7 @@
 //! What a try has printed, readable while it runs.
 //!
 //! Promises: whoever follows with the continuation token misses nothing, and the token ends (`null`) only
-//! after the try has ended and everything stored was handed out.
+//! some time after the try has ended, when everything stored was handed out.
 
 use axum::Json;
 use axum::body::Body;
@@ -13,6 +13,7 @@ use jiff::{Timestamp, ToSpan};
 use object_store::path::Path as LogPath;
 use serde::{Deserialize, Serialize};
 use tenure_logs::{LogChunk, LogCursor};
+use tenure_model::TaskState;
 use tenure_store::TryView;
 use utoipa::{IntoParams, ToSchema};
 
@@ -26,8 +27,8 @@ use crate::state::ApiState;
 const CONTINUATION: HeaderName = HeaderName::from_static("x-continuation-token");
 /// Pieces are about 1 MiB each; a whole log as one JSON document ends somewhere.
 const MOST_JSON_PIECES: usize = 16;
-/// The end of a try is reported when its output is stored, unless the log store was in trouble. A reader
-/// waits this much longer for stragglers.
+/// An agent reports the end of a try and stores the rest of its output side by side, so that a slow log store
+/// holds no task up. A reader waits this much longer for the rest.
 const STRAGGLERS_SECONDS: i64 = 2;
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -170,11 +171,9 @@ async fn has_ended(state: &ApiState, path: &MappedTaskPath, number: u32) -> ApiR
 }
 
 fn is_over(one: &TryView, now: Timestamp) -> bool {
-    if !one.current {
-        return true;
-    }
     let instance = &one.instance;
-    let ended = instance.state.is_finished() || instance.state == tenure_model::TaskState::UpForRetry;
+    let ended = !one.current || instance.state.is_finished() || instance.state == TaskState::UpForRetry;
     let settled = instance.ended_at.is_none_or(|ended_at| ended_at + STRAGGLERS_SECONDS.seconds() <= now);
+    // What never started has printed nothing.
     ended && (settled || instance.started_at.is_none())
 }
