@@ -3,14 +3,14 @@
 -- parent row themselves, and a key check for each of ten thousand new task instances would cost more than
 -- the insert.
 
-CREATE TABLE settings (
+CREATE TABLE meta (
     name text PRIMARY KEY,
     value text NOT NULL
 );
 
 CREATE TABLE dags (
     tenant text COLLATE "C" NOT NULL,
-    dag text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
     shard integer NOT NULL,
     version integer NOT NULL,
     paused boolean NOT NULL,
@@ -20,16 +20,16 @@ CREATE TABLE dags (
     updated_at timestamptz NOT NULL,
     last_tick timestamptz,
     next_tick timestamptz,
-    PRIMARY KEY (tenant, dag)
+    PRIMARY KEY (tenant, dag_id)
 ) WITH (fillfactor = 80);
 
-CREATE INDEX dags_by_shard ON dags (shard);
+CREATE INDEX dags_of_shard ON dags (shard);
 
 -- The arrays repeat what the spec says of each task, in order: creating a run copies them into task
 -- instances inside the database, without reading the spec.
 CREATE TABLE dag_versions (
     tenant text COLLATE "C" NOT NULL,
-    dag text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
     version integer NOT NULL,
     hash text COLLATE "C" NOT NULL,
     spec text NOT NULL,
@@ -39,14 +39,14 @@ CREATE TABLE dag_versions (
     task_ids text[] NOT NULL,
     task_retries integer[] NOT NULL,
     task_pools text[] NOT NULL,
-    PRIMARY KEY (tenant, dag, version)
+    PRIMARY KEY (tenant, dag_id, version)
 );
 
 -- Updates that leave `state` alone are HOT: only the start and the end of a run touch an index.
 CREATE TABLE runs (
     key bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     tenant text COLLATE "C" NOT NULL,
-    dag text COLLATE "C" NOT NULL,
+    dag_id text COLLATE "C" NOT NULL,
     run_id text COLLATE "C" NOT NULL,
     version integer NOT NULL,
     shard integer NOT NULL,
@@ -67,12 +67,12 @@ CREATE TABLE runs (
     reason text,
     idempotency_key text COLLATE "C",
     -- What was asked for under the key, to tell a repetition from another request.
-    request_fingerprint text,
-    UNIQUE (tenant, dag, run_id)
+    fingerprint text,
+    UNIQUE (tenant, dag_id, run_id)
 ) WITH (fillfactor = 75);
 
-CREATE UNIQUE INDEX runs_by_logical_date ON runs (tenant, dag, logical_date) WHERE logical_date IS NOT NULL;
-CREATE UNIQUE INDEX runs_by_idempotency_key ON runs (tenant, dag, idempotency_key)
+CREATE UNIQUE INDEX runs_by_date ON runs (tenant, dag_id, logical_date) WHERE logical_date IS NOT NULL;
+CREATE UNIQUE INDEX runs_by_key ON runs (tenant, dag_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 CREATE INDEX runs_unfinished ON runs (shard) WHERE state IN ('queued', 'running');
 
@@ -130,7 +130,7 @@ CREATE TABLE audit (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at timestamptz NOT NULL,
     tenant text COLLATE "C" NOT NULL,
-    dag text COLLATE "C",
+    dag_id text COLLATE "C",
     run_id text COLLATE "C",
     actor text NOT NULL,
     scope text,
@@ -138,7 +138,7 @@ CREATE TABLE audit (
     entries text NOT NULL
 );
 
-CREATE INDEX audit_by_run ON audit (tenant, dag, run_id, seq);
+CREATE INDEX audit_of_run ON audit (tenant, dag_id, run_id, seq);
 
 CREATE TABLE attention (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -146,7 +146,7 @@ CREATE TABLE attention (
     what text NOT NULL
 );
 
-CREATE INDEX attention_by_shard ON attention (shard, seq);
+CREATE INDEX attention_of_shard ON attention (shard, seq);
 
 CREATE TABLE pools (
     tenant text COLLATE "C" NOT NULL,

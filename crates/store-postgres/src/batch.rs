@@ -58,8 +58,8 @@ pub(crate) const INSERT_TRIES: &str = "INSERT INTO tries (run, task_no, map_inde
 
 /// One row for each run. `$3` and `$4`: the authority of an owner; users have none.
 pub(crate) const INSERT_AUDIT: &str =
-    "INSERT INTO audit (at, tenant, dag, run_id, actor, scope, epoch, entries)
-    SELECT $1, r.tenant, r.dag, r.run_id, $2, $3, $4, c.entries
+    "INSERT INTO audit (at, tenant, dag_id, run_id, actor, scope, epoch, entries)
+    SELECT $1, r.tenant, r.dag_id, r.run_id, $2, $3, $4, c.entries
     FROM unnest($5::bigint[], $6::text[]) AS c(run, entries) JOIN runs r ON r.key = c.run";
 
 /// The columns of [`UPDATE_RUNS`].

@@ -20,7 +20,7 @@ use crate::{PostgresStore, batch, rows, wakes};
 const LEAVE_ATTENTION: &str =
     "INSERT INTO attention (shard, what) SELECT * FROM unnest($1::integer[], $2::text[])";
 const NOTIFY: &str = "SELECT pg_notify($1, $2)";
-const LEAVE_TRAIL: &str = "INSERT INTO audit (at, tenant, dag, run_id, actor, entries)
+const LEAVE_TRAIL: &str = "INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
     VALUES ($1, $2, $3, $4, $5, $6)";
 
 #[async_trait]

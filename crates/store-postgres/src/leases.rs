@@ -8,16 +8,18 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::try_join;
 use tenure_lease::{
     AcquireOutcome, AcquireRequest, Claim, Epoch, Holder, LeaseError, LeaseRecord, LeaseStore, LossReason,
     ReleaseOutcome, RenewOutcome, Scope, Takeover, Term,
 };
 use tenure_store::StoreError;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::PostgresStore;
 use crate::rows::{self, Cells};
-use crate::session::Session;
+use crate::session::{READ_WRITE, Session};
 
 macro_rules! lease_columns {
     () => {
@@ -71,7 +73,7 @@ impl LeaseStore for PostgresStore {
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<RenewOutcome>, LeaseError> {
-        let session = Session::begin(&self.leases, "renewing leases").await.map_err(lost)?;
+        let session = Session::borrow(&self.leases, "renewing leases").await.map_err(lost)?;
         let outcome = renew(&session, claims).await;
         session.finish(outcome).await.map_err(lost)
     }
@@ -139,7 +141,9 @@ async fn renew(session: &Session, claims: &[Claim]) -> Result<Vec<RenewOutcome>,
     let terms: Vec<Uuid> = claims.iter().map(|claim| claim.term.0).collect();
     let epochs: Vec<i64> = claims.iter().map(|claim| claim.epoch.0 as i64).collect();
     let durations: Vec<i64> = claims.iter().map(|claim| millis(claim.duration)).collect();
-    let renewed = session.rows(RENEW, &[&scopes, &terms, &epochs, &durations]).await?;
+    session.prepare(&[RENEW]).await?;
+    let columns: [&(dyn ToSql + Sync); 4] = [&scopes, &terms, &epochs, &durations];
+    let (_, renewed) = try_join!(session.batch(READ_WRITE), session.rows(RENEW, &columns))?;
     let renewed: HashSet<String> = rows::all(&renewed, |cells| cells.take())?.into_iter().collect();
     let lost: Vec<&str> = scopes.iter().copied().filter(|scope| !renewed.contains(*scope)).collect();
     let seen = match lost[..] {

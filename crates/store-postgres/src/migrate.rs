@@ -53,8 +53,8 @@ async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, Stor
         tracing::info!(version, name, "schema migrated");
     }
     let wanted = shards.max(1).to_string();
-    session.execute("INSERT INTO settings VALUES ('shards', $1) ON CONFLICT DO NOTHING", &[&wanted]).await?;
-    let row = session.row("SELECT value FROM settings WHERE name = 'shards'", &[]).await?;
+    session.execute("INSERT INTO meta VALUES ('shards', $1) ON CONFLICT DO NOTHING", &[&wanted]).await?;
+    let row = session.row("SELECT value FROM meta WHERE name = 'shards'", &[]).await?;
     let stored: String = row.expect("it was inserted just now").get(0);
     stored.parse().map_err(|error: std::num::ParseIntError| errors::corrupt("the number of shards", error))
 }

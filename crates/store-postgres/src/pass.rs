@@ -24,15 +24,9 @@ use uuid::Uuid;
 use crate::PostgresStore;
 use crate::batch::{self, AuditColumns, Author, RunColumns, TiColumns, TiKeys, TryColumns};
 use crate::rows::{self, Cells};
-use crate::session::Session;
+use crate::session::{READ_WRITE, Session};
 
 const DOING: &str = "committing a pass";
-
-/// Every lookup of these statements is by key, a few rows at a time, so a nested loop over an index is right
-/// whatever the statistics say. Without this, a plan that was made while the tables were small reads all of
-/// them later, until the next analyze.
-const BEGIN: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; \
-     SET LOCAL enable_mergejoin = off";
 
 /// Share mode: a takeover waits for this transaction, and this one for a takeover that came first. A plain
 /// read, or FOR KEY SHARE, would let a stale write commit after the epoch has moved.
@@ -46,8 +40,8 @@ const PUT_RESULTS: &str = "INSERT INTO results (run, task_no, map_index, tenant,
 
 const ADVANCE_SCHEDULES: &str = "UPDATE dags d SET last_tick = c.last_tick, next_tick = c.next_tick
     FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[])
-        AS c(tenant, dag, last_tick, next_tick)
-    WHERE d.tenant = c.tenant AND d.dag = c.dag AND d.shard = $5";
+        AS c(tenant, dag_id, last_tick, next_tick)
+    WHERE d.tenant = c.tenant AND d.dag_id = c.dag_id AND d.shard = $5";
 
 const ATTENDED: &str = "DELETE FROM attention WHERE seq = ANY($1)";
 
@@ -62,33 +56,33 @@ pub(crate) const CREATE_RUNS: &str = concat!(
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[],
             $7::timestamptz[], $8::timestamptz[], $9::text[], $10::text[], $11::text[], $12::text[], $13::text[])
             WITH ORDINALITY
-            AS c(tenant, dag, run_id, run_type, logical_date, interval_start, interval_end, run_after, conf, note,
-                triggered_by, idempotency_key, request_fingerprint, position)
-        JOIN dags d ON d.tenant = c.tenant AND d.dag = c.dag
+            AS c(tenant, dag_id, run_id, run_type, logical_date, interval_start, interval_end, run_after, conf, note,
+                triggered_by, idempotency_key, fingerprint, position)
+        JOIN dags d ON d.tenant = c.tenant AND d.dag_id = c.dag_id
         ORDER BY c.position
         FOR KEY SHARE OF d
     ), r AS (
-        INSERT INTO runs (tenant, dag, run_id, version, shard, state, revision, run_type, logical_date,
+        INSERT INTO runs (tenant, dag_id, run_id, version, shard, state, revision, run_type, logical_date,
             interval_start, interval_end, run_after, queued_at, updated_at, conf, note, triggered_by,
-            idempotency_key, request_fingerprint)
-        SELECT tenant, dag, run_id, version, shard, 'queued', 0, run_type, logical_date, interval_start,
-            interval_end, run_after, $14, $14, conf, note, triggered_by, idempotency_key, request_fingerprint
+            idempotency_key, fingerprint)
+        SELECT tenant, dag_id, run_id, version, shard, 'queued', 0, run_type, logical_date, interval_start,
+            interval_end, run_after, $14, $14, conf, note, triggered_by, idempotency_key, fingerprint
         FROM asked ORDER BY position
         ON CONFLICT DO NOTHING
         RETURNING *
     ), instances AS (
         INSERT INTO task_instances (run, task_no, map_index, tenant, task_id, pool, state, try_number, max_tries)
         SELECT r.key, t.number - 1, -1, r.tenant, t.id, t.pool, 'none', 0, t.retries
-        FROM r JOIN dag_versions v ON v.tenant = r.tenant AND v.dag = r.dag AND v.version = r.version
+        FROM r JOIN dag_versions v ON v.tenant = r.tenant AND v.dag_id = r.dag_id AND v.version = r.version
         CROSS JOIN LATERAL unnest(v.task_ids, v.task_retries, v.task_pools)
             WITH ORDINALITY AS t(id, retries, pool, number)
     ), trail AS (
-        INSERT INTO audit (at, tenant, dag, run_id, actor, scope, epoch, entries)
-        SELECT $14, r.tenant, r.dag, r.run_id, $15, $16, $17, $18 FROM r
+        INSERT INTO audit (at, tenant, dag_id, run_id, actor, scope, epoch, entries)
+        SELECT $14, r.tenant, r.dag_id, r.run_id, $15, $16, $17, $18 FROM r
     )
     SELECT asked.position, asked.shard, r.key IS NOT NULL, ",
     rows::run_columns!(),
-    " FROM asked LEFT JOIN r ON r.tenant = asked.tenant AND r.dag = asked.dag AND r.run_id = asked.run_id
+    " FROM asked LEFT JOIN r ON r.tenant = asked.tenant AND r.dag_id = asked.dag_id AND r.run_id = asked.run_id
     ORDER BY asked.position"
 );
 
@@ -172,7 +166,7 @@ impl<'a> Round<'a> {
         let fence: [&(dyn ToSql + Sync); 1] = [&scope];
         // The order of sending: `try_join!` polls from top to bottom.
         let (_, fence, runs, tis, _, _, _, _, _, created) = try_join!(
-            session.batch(BEGIN),
+            session.batch(READ_WRITE),
             session.rows(FENCE, &fence),
             self.runs.update(session, Some(self.shard), self.pass.at),
             self.tis.update(session),

@@ -18,10 +18,10 @@ use tokio_postgres::types::ToSql;
 
 use crate::PostgresStore;
 use crate::rows::{self, Cells};
-use crate::session::Session;
+use crate::session::{CLOSE, SNAPSHOT, Session};
 
 pub(crate) const SHARD_DAGS: &str =
-    concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.shard = $1 ORDER BY d.tenant, d.dag");
+    concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.shard = $1 ORDER BY d.tenant, d.dag_id");
 pub(crate) const SHARD_RUNS: &str = concat!(
     "SELECT ",
     rows::run_columns!(),
@@ -41,10 +41,12 @@ pub(crate) const RUN_TIS: &str = concat!(
     rows::ti_columns!(),
     " FROM task_instances t WHERE t.run = ANY($1) ORDER BY t.run, t.task_no, t.map_index"
 );
-const DAG: &str = concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.tenant = $1 AND d.dag = $2");
-const SPEC: &str = "SELECT v.spec FROM dag_versions v WHERE v.tenant = $1 AND v.dag = $2 AND v.version = $3";
+const DAG: &str =
+    concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.tenant = $1 AND d.dag_id = $2");
+const SPEC: &str =
+    "SELECT v.spec FROM dag_versions v WHERE v.tenant = $1 AND v.dag_id = $2 AND v.version = $3";
 pub(crate) const PAST_RUN: &str = "SELECT r.key, r.state FROM runs r
-    WHERE r.tenant = $1 AND r.dag = $2 AND r.logical_date < $3 ORDER BY r.logical_date DESC LIMIT 1";
+    WHERE r.tenant = $1 AND r.dag_id = $2 AND r.logical_date < $3 ORDER BY r.logical_date DESC LIMIT 1";
 const TASK_STATES: &str =
     "SELECT task_id, state FROM task_instances WHERE run = $1 ORDER BY task_no, map_index";
 const RESULTS: &str = "SELECT t.task_id, x.map_index, x.value
@@ -58,9 +60,10 @@ impl SchedulingStore for PostgresStore {
     }
 
     async fn shard_snapshot(&self, shard: ShardId) -> Result<ShardSnapshot, StoreError> {
-        let session = Session::snapshot(&self.pool, "reading a shard").await?;
-        let outcome = shard_snapshot(&session, i32::from(shard.0)).await;
-        session.finish(outcome).await
+        let session = Session::borrow(&self.pool, "reading a shard").await?;
+        let snapshot = shard_snapshot(&session, i32::from(shard.0)).await?;
+        session.give_back();
+        Ok(snapshot)
     }
 
     async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
@@ -72,9 +75,10 @@ impl SchedulingStore for PostgresStore {
     }
 
     async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
-        let session = Session::snapshot(&self.pool, "loading runs").await?;
-        let outcome = load_runs(&session, runs).await;
-        session.finish(outcome).await
+        let session = Session::borrow(&self.pool, "loading runs").await?;
+        let runs = load_runs(&session, runs).await?;
+        session.give_back();
+        Ok(runs)
     }
 
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError> {
@@ -134,12 +138,14 @@ impl SchedulingStore for PostgresStore {
 async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, StoreError> {
     session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS, rows::POOLS, rows::NODES]).await?;
     let of_shard: [&(dyn ToSql + Sync); 1] = [&shard];
-    let (dags, runs, tis, pools, nodes) = try_join!(
+    let (_, dags, runs, tis, pools, nodes, _) = try_join!(
+        session.batch(SNAPSHOT),
         session.rows(SHARD_DAGS, &of_shard),
         session.rows(SHARD_RUNS, &of_shard),
         session.rows(SHARD_TIS, &of_shard),
         session.rows(rows::POOLS, &[]),
         session.rows(rows::NODES, &[]),
+        session.batch(CLOSE),
     )?;
     let (running, queued): (Vec<RunHeader>, Vec<RunHeader>) =
         rows::all(&runs, rows::run_header)?.into_iter().partition(|run| run.state == RunState::Running);
@@ -156,7 +162,12 @@ async fn load_runs(session: &Session, runs: &[RunKey]) -> Result<Vec<RunSnapshot
     session.prepare(&[RUNS, RUN_TIS]).await?;
     let keys: Vec<i64> = runs.iter().map(|run| run.0).collect();
     let keys: [&(dyn ToSql + Sync); 1] = [&keys];
-    let (runs, tis) = try_join!(session.rows(RUNS, &keys), session.rows(RUN_TIS, &keys))?;
+    let (_, runs, tis, _) = try_join!(
+        session.batch(SNAPSHOT),
+        session.rows(RUNS, &keys),
+        session.rows(RUN_TIS, &keys),
+        session.batch(CLOSE),
+    )?;
     with_tis(rows::all(&runs, rows::run_header)?, &tis)
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn all<T>(
 
 macro_rules! run_columns {
     () => {
-        "r.key, r.tenant, r.dag, r.run_id, r.version, r.shard, r.state, r.revision, r.run_type, \
+        "r.key, r.tenant, r.dag_id, r.run_id, r.version, r.shard, r.state, r.revision, r.run_type, \
          r.logical_date, r.interval_start, r.interval_end, r.run_after, r.queued_at, r.started_at, r.conf"
     };
 }
@@ -188,7 +188,7 @@ pub(crate) fn ti(cells: &mut Cells<'_>) -> Result<TiRow, StoreError> {
 
 macro_rules! ti_view_columns {
     () => {
-        concat!(crate::rows::ti_columns!(), ", r.dag, r.run_id, r.logical_date, r.run_after, r.version")
+        concat!(crate::rows::ti_columns!(), ", r.dag_id, r.run_id, r.logical_date, r.run_after, r.version")
     };
 }
 pub(crate) use ti_view_columns;
@@ -223,7 +223,7 @@ pub(crate) fn try_view(cells: &mut Cells<'_>) -> Result<TryView, StoreError> {
 
 macro_rules! dag_columns {
     () => {
-        "d.tenant, d.dag, d.shard, d.version, d.paused, d.registered_at, d.last_tick"
+        "d.tenant, d.dag_id, d.shard, d.version, d.paused, d.registered_at, d.last_tick"
     };
 }
 pub(crate) use dag_columns;
@@ -241,7 +241,7 @@ pub(crate) fn dag_schedule(cells: &mut Cells<'_>) -> Result<DagSchedule, StoreEr
 
 macro_rules! dag_view_columns {
     () => {
-        "d.tenant, d.dag, d.shard, d.paused, d.version, v.hash, v.origin, v.spec, d.registered_at, \
+        "d.tenant, d.dag_id, d.shard, d.paused, d.version, v.hash, v.origin, v.spec, d.registered_at, \
          d.updated_at, d.last_tick, d.next_tick"
     };
 }
@@ -270,7 +270,7 @@ pub(crate) fn spec(cells: &mut Cells<'_>) -> Result<Arc<DagSpec>, StoreError> {
 
 macro_rules! version_columns {
     () => {
-        "v.dag, v.version, v.hash, v.spec, v.source, v.origin, v.created_at"
+        "v.dag_id, v.version, v.hash, v.spec, v.source, v.origin, v.created_at"
     };
 }
 pub(crate) use version_columns;
@@ -287,7 +287,8 @@ pub(crate) fn version_view(cells: &mut Cells<'_>) -> Result<VersionView, StoreEr
     })
 }
 
-pub(crate) const AUDIT_COLUMNS: &str = "a.seq, a.at, a.dag, a.run_id, a.actor, a.scope, a.epoch, a.entries";
+pub(crate) const AUDIT_COLUMNS: &str =
+    "a.seq, a.at, a.dag_id, a.run_id, a.actor, a.scope, a.epoch, a.entries";
 
 pub(crate) fn audit_view(cells: &mut Cells<'_>) -> Result<AuditView, StoreError> {
     Ok(AuditView {

@@ -19,29 +19,29 @@ use listing::Listing;
 const GET_DAG: &str = concat!(
     "SELECT ",
     rows::dag_view_columns!(),
-    " FROM dags d JOIN dag_versions v USING (tenant, dag, version) WHERE d.tenant = $1 AND d.dag = $2"
+    " FROM dags d JOIN dag_versions v USING (tenant, dag_id, version) WHERE d.tenant = $1 AND d.dag_id = $2"
 );
 const GET_VERSION: &str = concat!(
     "SELECT ",
     rows::version_columns!(),
-    " FROM dag_versions v JOIN dags d USING (tenant, dag)
-    WHERE v.tenant = $1 AND v.dag = $2 AND v.version = coalesce($3, d.version)"
+    " FROM dag_versions v JOIN dags d USING (tenant, dag_id)
+    WHERE v.tenant = $1 AND v.dag_id = $2 AND v.version = coalesce($3, d.version)"
 );
 const GET_RUN: &str = concat!(
     "SELECT ",
     rows::run_view_columns!(),
-    " FROM runs r WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3"
+    " FROM runs r WHERE r.tenant = $1 AND r.dag_id = $2 AND r.run_id = $3"
 );
 /// After a clear the row carries the number of a try that is in history already, until the next one begins.
 const LIST_TRIES: &str = concat!(
     "SELECT * FROM (SELECT ",
     rows::try_columns!(),
     ", false AS current FROM runs r JOIN tries t ON t.run = r.key
-        WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
+        WHERE r.tenant = $1 AND r.dag_id = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
     UNION ALL SELECT ",
     rows::try_columns!(),
     ", true FROM runs r JOIN task_instances t ON t.run = r.key
-        WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
+        WHERE r.tenant = $1 AND r.dag_id = $2 AND r.run_id = $3 AND t.task_id = $4 AND t.map_index = $5
             AND NOT EXISTS (SELECT FROM tries x WHERE x.run = t.run AND x.task_no = t.task_no
                 AND x.map_index = t.map_index AND x.try_number = t.try_number)
     ) AS every_try ORDER BY try_number"
@@ -56,9 +56,9 @@ impl Views for PostgresStore {
 
     async fn list_dags(&self, query: &DagQuery) -> Result<Page<DagView>, StoreError> {
         let columns = rows::dag_view_columns!();
-        let mut listing = Listing::new(columns, "dags d JOIN dag_versions v USING (tenant, dag, version)");
+        let mut listing = Listing::new(columns, "dags d JOIN dag_versions v USING (tenant, dag_id, version)");
         listing.equal("d.tenant", query.tenant.to_string(), Type::TEXT);
-        listing.like("d.dag", query.id_pattern.as_deref());
+        listing.like("d.dag_id", query.id_pattern.as_deref());
         listing.any_of("d.owner", &query.owners);
         if !query.tags.is_empty() {
             listing.compare("d.tags", "&&", query.tags.clone(), Type::TEXT_ARRAY);
@@ -68,8 +68,8 @@ impl Views for PostgresStore {
         }
         listing.order(
             &query.paging,
-            &[("dag_id", &["d.dag"]), ("next_run_at", &["d.next_tick"]), ("is_paused", &["d.paused"])],
-            &["d.dag"],
+            &[("dag_id", &["d.dag_id"]), ("next_run_at", &["d.next_tick"]), ("is_paused", &["d.paused"])],
+            &["d.dag_id"],
         )?;
         self.page("listing dags", listing, rows::dag_view).await
     }
@@ -87,7 +87,7 @@ impl Views for PostgresStore {
     ) -> Result<Page<VersionView>, StoreError> {
         let mut listing = Listing::new(rows::version_columns!(), "dag_versions v");
         listing.equal("v.tenant", tenant.to_string(), Type::TEXT);
-        listing.equal("v.dag", dag.to_string(), Type::TEXT);
+        listing.equal("v.dag_id", dag.to_string(), Type::TEXT);
         let newest_first =
             Paging { order_by: paging.order_by.clone().or(Some("-version".into())), ..*paging };
         listing.order(&newest_first, &[("version", &["v.version"])], &["v.version"])?;
@@ -109,7 +109,7 @@ impl Views for PostgresStore {
         let mut listing = Listing::new(rows::run_view_columns!(), "runs r");
         listing.equal("r.tenant", query.tenant.to_string(), Type::TEXT);
         if let Some(dag) = &query.dag {
-            listing.equal("r.dag", dag.to_string(), Type::TEXT);
+            listing.equal("r.dag_id", dag.to_string(), Type::TEXT);
         }
         listing.any_of("r.state", &query.states);
         listing.any_of("r.run_type", &query.run_types.iter().map(|kind| kind.as_str()).collect::<Vec<_>>());
@@ -123,7 +123,7 @@ impl Views for PostgresStore {
             &[
                 ("id", &["r.key"]),
                 ("state", &["r.state"]),
-                ("dag_id", &["r.dag"]),
+                ("dag_id", &["r.dag_id"]),
                 ("run_id", &["r.run_id"]),
                 ("logical_date", &["r.logical_date"]),
                 ("run_after", &["r.run_after"]),
@@ -152,7 +152,7 @@ impl Views for PostgresStore {
             Listing::new(rows::ti_view_columns!(), "runs r JOIN task_instances t ON t.run = r.key");
         listing.equal("r.tenant", query.tenant.to_string(), Type::TEXT);
         if let Some(dag) = &query.dag {
-            listing.equal("r.dag", dag.to_string(), Type::TEXT);
+            listing.equal("r.dag_id", dag.to_string(), Type::TEXT);
         }
         if let Some(run) = &query.run {
             listing.equal("r.run_id", run.to_string(), Type::TEXT);
@@ -205,7 +205,7 @@ impl Views for PostgresStore {
         let mut listing = Listing::new(rows::AUDIT_COLUMNS, "audit a");
         listing.equal("a.tenant", query.tenant.to_string(), Type::TEXT);
         if let Some(dag) = &query.dag {
-            listing.equal("a.dag", dag.to_string(), Type::TEXT);
+            listing.equal("a.dag_id", dag.to_string(), Type::TEXT);
         }
         if let Some(run) = &query.run {
             listing.equal("a.run_id", run.to_string(), Type::TEXT);

@@ -24,7 +24,7 @@ const HISTORY: &str = "
     INSERT INTO dags SELECT 'default', 'old' || n, 0, 1, true, '', '{}', now(), now() FROM generate_series(1, 500) n;
     INSERT INTO dag_versions SELECT 'default', 'old' || n, 1, '', '{}', '', '', now(), '{}', '{}', '{}'
         FROM generate_series(1, 500) n;
-    INSERT INTO runs (tenant, dag, run_id, version, shard, state, revision, run_type, logical_date, run_after,
+    INSERT INTO runs (tenant, dag_id, run_id, version, shard, state, revision, run_type, logical_date, run_after,
             queued_at, updated_at, conf, triggered_by)
         SELECT 'default', 'old' || n % 500, 'r' || n, 1, 0, 'success', 5, 'manual', '2020-01-01'::timestamptz
             + n * interval '1 hour', now(), now(), now(), '{}', 'x' FROM generate_series(1, 5000) n;
@@ -33,8 +33,8 @@ const HISTORY: &str = "
     INSERT INTO tries (run, task_no, map_index, try_number, tenant, task_id, state, max_tries)
         SELECT run, task_no, map_index, 1, tenant, task_id, 'failed', 1 FROM task_instances;
     INSERT INTO results SELECT run, task_no, map_index, tenant, '1' FROM task_instances;
-    INSERT INTO audit (at, tenant, dag, run_id, actor, entries)
-        SELECT now(), tenant, dag, run_id, 'x', '[]' FROM runs, generate_series(1, 3);
+    INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
+        SELECT now(), tenant, dag_id, run_id, 'x', '[]' FROM runs, generate_series(1, 3);
     INSERT INTO attention (shard, what) SELECT 1 + n % 7, '{\"type\":\"limits\"}' FROM generate_series(1, 3000) n;
     ANALYZE";
 

@@ -12,39 +12,39 @@ use crate::rows::{self, Cells};
 
 /// Version 0 is no version: it stands for a dag whose first version comes in the same transaction.
 const MAKE: &str =
-    "INSERT INTO dags (tenant, dag, shard, version, paused, owner, tags, registered_at, updated_at)
+    "INSERT INTO dags (tenant, dag_id, shard, version, paused, owner, tags, registered_at, updated_at)
     VALUES ($1, $2, $3, 0, $4, '', '{}', $5, $5) ON CONFLICT DO NOTHING";
 /// Keeps other registrations out; runs may be created meanwhile, from the version before.
-const LOCK: &str = "SELECT version, registered_at, last_tick FROM dags WHERE tenant = $1 AND dag = $2
+const LOCK: &str = "SELECT version, registered_at, last_tick FROM dags WHERE tenant = $1 AND dag_id = $2
     FOR NO KEY UPDATE";
 const VERSION: &str = concat!(
     "SELECT ",
     rows::version_columns!(),
-    " FROM dag_versions v WHERE v.tenant = $1 AND v.dag = $2 AND v.version = $3"
+    " FROM dag_versions v WHERE v.tenant = $1 AND v.dag_id = $2 AND v.version = $3"
 );
 const ADD_VERSION: &str = "INSERT INTO dag_versions
-        (tenant, dag, version, hash, spec, source, origin, created_at, task_ids, task_retries, task_pools)
+        (tenant, dag_id, version, hash, spec, source, origin, created_at, task_ids, task_retries, task_pools)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 const PUT_IN_FORCE: &str =
     "UPDATE dags SET version = $3, owner = $4, tags = $5, updated_at = $6, next_tick = $7
-    WHERE tenant = $1 AND dag = $2";
+    WHERE tenant = $1 AND dag_id = $2";
 
 const SET_PAUSED: &str =
-    "UPDATE dags SET paused = $3 WHERE tenant = $1 AND dag = $2 AND paused <> $3 RETURNING shard";
-const EXISTS: &str = "SELECT 1 FROM dags WHERE tenant = $1 AND dag = $2";
+    "UPDATE dags SET paused = $3 WHERE tenant = $1 AND dag_id = $2 AND paused <> $3 RETURNING shard";
+const EXISTS: &str = "SELECT 1 FROM dags WHERE tenant = $1 AND dag_id = $2";
 
 /// Waits for transactions that are creating runs of the dag, and keeps new ones out.
-const LOCK_AWAY: &str = "SELECT shard FROM dags WHERE tenant = $1 AND dag = $2 FOR UPDATE";
+const LOCK_AWAY: &str = "SELECT shard FROM dags WHERE tenant = $1 AND dag_id = $2 FOR UPDATE";
 const AN_ACTIVE_RUN: &str = "SELECT run_id FROM runs
-    WHERE tenant = $1 AND dag = $2 AND state IN ('queued', 'running') LIMIT 1";
+    WHERE tenant = $1 AND dag_id = $2 AND state IN ('queued', 'running') LIMIT 1";
 /// From the leaves to the root.
 const DELETE: [&str; 6] = [
-    "DELETE FROM results x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag = $2",
-    "DELETE FROM tries x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag = $2",
-    "DELETE FROM task_instances x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag = $2",
-    "DELETE FROM runs WHERE tenant = $1 AND dag = $2",
-    "DELETE FROM dag_versions WHERE tenant = $1 AND dag = $2",
-    "DELETE FROM dags WHERE tenant = $1 AND dag = $2",
+    "DELETE FROM results x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag_id = $2",
+    "DELETE FROM tries x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag_id = $2",
+    "DELETE FROM task_instances x USING runs r WHERE x.run = r.key AND r.tenant = $1 AND r.dag_id = $2",
+    "DELETE FROM runs WHERE tenant = $1 AND dag_id = $2",
+    "DELETE FROM dag_versions WHERE tenant = $1 AND dag_id = $2",
+    "DELETE FROM dags WHERE tenant = $1 AND dag_id = $2",
 ];
 
 pub(super) async fn register(deed: &Deed<'_>, asked: &DagRegistration) -> Result<Registered, StoreError> {

@@ -21,21 +21,21 @@ use crate::rows::{self, Cells};
 const LOCK_RUN: &str = concat!(
     "SELECT ",
     rows::run_columns!(),
-    " FROM runs r WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 FOR NO KEY UPDATE"
+    " FROM runs r WHERE r.tenant = $1 AND r.dag_id = $2 AND r.run_id = $3 FOR NO KEY UPDATE"
 );
 /// In the order of their keys, as owners do, so that nobody waits in a circle.
 const LOCK_RUNS: &str = concat!(
     "SELECT ",
     rows::run_columns!(),
     " FROM runs r,
-        (SELECT key, logical_date FROM runs WHERE tenant = $1 AND dag = $2 AND run_id = $3) AS centre
-    WHERE r.tenant = $1 AND r.dag = $2 AND (r.key = centre.key
+        (SELECT key, logical_date FROM runs WHERE tenant = $1 AND dag_id = $2 AND run_id = $3) AS centre
+    WHERE r.tenant = $1 AND r.dag_id = $2 AND (r.key = centre.key
         OR $4 AND r.logical_date < centre.logical_date OR $5 AND r.logical_date > centre.logical_date)
     ORDER BY r.key FOR NO KEY UPDATE OF r"
 );
-const VERSION_IN_FORCE: &str = "SELECT version FROM dags WHERE tenant = $1 AND dag = $2";
+const VERSION_IN_FORCE: &str = "SELECT version FROM dags WHERE tenant = $1 AND dag_id = $2";
 const SPECS: &str =
-    "SELECT version, spec FROM dag_versions WHERE tenant = $1 AND dag = $2 AND version = ANY($3)";
+    "SELECT version, spec FROM dag_versions WHERE tenant = $1 AND dag_id = $2 AND version = ANY($3)";
 const ADD_TIS: &str = "INSERT INTO task_instances
         (run, task_no, map_index, tenant, task_id, pool, state, try_number, max_tries)
     SELECT c.run, c.task_no, c.map_index, r.tenant, c.task_id, c.pool, 'none', 0, c.retries

@@ -11,13 +11,13 @@ use crate::pass::{self, CreatedRow};
 use crate::rows::{self, Cells};
 
 const BY_KEY: &str = concat!(
-    "SELECT r.request_fingerprint, ",
+    "SELECT r.fingerprint, ",
     rows::run_columns!(),
-    " FROM runs r WHERE r.tenant = $1 AND r.dag = $2 AND r.idempotency_key = $3"
+    " FROM runs r WHERE r.tenant = $1 AND r.dag_id = $2 AND r.idempotency_key = $3"
 );
-const SAME_ID: &str = "SELECT 1 FROM runs WHERE tenant = $1 AND dag = $2 AND run_id = $3";
+const SAME_ID: &str = "SELECT 1 FROM runs WHERE tenant = $1 AND dag_id = $2 AND run_id = $3";
 const LOCK: &str =
-    "SELECT key, shard, state FROM runs WHERE tenant = $1 AND dag = $2 AND run_id = $3 FOR UPDATE";
+    "SELECT key, shard, state FROM runs WHERE tenant = $1 AND dag_id = $2 AND run_id = $3 FOR UPDATE";
 const DELETE: [&str; 4] = [
     "DELETE FROM results WHERE run = $1",
     "DELETE FROM tries WHERE run = $1",
@@ -26,7 +26,7 @@ const DELETE: [&str; 4] = [
 ];
 /// Not even the revision moves: no owner reads notes.
 const SET_NOTE: &str = concat!(
-    "UPDATE runs r SET note = $4 WHERE r.tenant = $1 AND r.dag = $2 AND r.run_id = $3 RETURNING ",
+    "UPDATE runs r SET note = $4 WHERE r.tenant = $1 AND r.dag_id = $2 AND r.run_id = $3 RETURNING ",
     rows::run_view_columns!()
 );
 

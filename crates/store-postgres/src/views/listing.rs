@@ -8,7 +8,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::PostgresStore;
 use crate::rows::{self, Cells};
-use crate::session::Session;
+use crate::session::{CLOSE, SNAPSHOT, Session};
 
 pub(super) struct Listing {
     columns: &'static str,
@@ -118,9 +118,10 @@ impl PostgresStore {
         listing: Listing,
         read: impl Fn(&mut Cells<'_>) -> Result<T, StoreError>,
     ) -> Result<Page<T>, StoreError> {
-        let session = Session::snapshot(&self.pool, doing).await?;
-        let outcome = page(&session, &listing, read).await;
-        session.finish(outcome).await
+        let session = Session::borrow(&self.pool, doing).await?;
+        let page = page(&session, &listing, read).await?;
+        session.give_back();
+        Ok(page)
     }
 }
 
@@ -132,8 +133,12 @@ async fn page<T>(
     let values: Vec<(&(dyn ToSql + Sync), Type)> =
         listing.values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
     let (page_sql, total_sql) = (listing.page_sql(), listing.total_sql());
-    let (items, total) =
-        try_join!(session.rows_once(&page_sql, &values), session.rows_once(&total_sql, &values))?;
+    let (_, items, total, _) = try_join!(
+        session.batch(SNAPSHOT),
+        session.rows_once(&page_sql, &values),
+        session.rows_once(&total_sql, &values),
+        session.batch(CLOSE),
+    )?;
     let total: i64 = Cells::of(&total[0]).take()?;
     Ok(Page { items: rows::all(&items, read)?, total: total as u64 })
 }
