@@ -72,6 +72,19 @@ async fn what_was_acknowledged_is_there_after_reopening() {
 }
 
 #[tokio::test]
+async fn an_answer_waits_for_the_disk() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = open(&folder.path().join("tenure.db")).expect("opened");
+    let settings = store.write("reading settings", |tx, _| {
+        let setting = |name| tx.pragma_query_value(None, name, |row| row.get::<_, rusqlite::types::Value>(0));
+        Ok((setting("journal_mode")?, setting("synchronous")?, setting("foreign_keys")?))
+    });
+    const FULL: i64 = 2;
+    let expected = ("wal".to_owned().into(), FULL.into(), 1i64.into());
+    assert_eq!(settings.await.expect("read"), expected);
+}
+
+#[tokio::test]
 async fn a_second_opener_is_refused_until_the_first_is_gone() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("tenure.db");
