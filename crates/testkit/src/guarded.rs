@@ -22,6 +22,8 @@ server=$!
 idle=0
 while kill -0 "$server" 2>/dev/null; do
     sleep 1
+    # Whoever stopped the server may be removing the folder: nothing is made in it any more.
+    kill -0 "$server" 2>/dev/null && [ -e users ] || break
     if flock -n users true; then idle=$((idle + 1)); else idle=0; fi
     if [ "$idle" -ge "$linger" ]; then
         exec 9>lock
