@@ -7,10 +7,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tenure_clock::Clock;
+use tenure_clock::{BootTime, Clock};
 use tenure_model::{FailReason, Outcome, Report, ReportBody};
 use tenure_store::SharedStore;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::prepare::{Binding, SecretSource, prepare};
 use crate::{AssignError, Executor};
@@ -32,11 +32,18 @@ impl PoolSize {
 #[derive(Clone)]
 pub struct DispatchPool {
     shared: Arc<Shared>,
+    queue: mpsc::UnboundedSender<Queued>,
+}
+
+/// A binding in line; the line is as long as `room` allows.
+struct Queued {
+    binding: Binding,
+    since: BootTime,
 }
 
 struct Shared {
     size: PoolSize,
-    workers: Semaphore,
+    workers: Arc<Semaphore>,
     outstanding: AtomicUsize,
     freed: Notify,
     store: SharedStore,
@@ -66,7 +73,7 @@ impl DispatchPool {
     ) -> Self {
         let shared = Shared {
             size,
-            workers: Semaphore::new(size.workers),
+            workers: Arc::new(Semaphore::new(size.workers)),
             outstanding: AtomicUsize::new(0),
             freed: Notify::new(),
             store,
@@ -76,7 +83,10 @@ impl DispatchPool {
             failures,
             metrics,
         };
-        Self { shared: Arc::new(shared) }
+        let (queue, line) = mpsc::unbounded_channel();
+        let shared = Arc::new(shared);
+        tokio::spawn(serve_line(Arc::clone(&shared), line));
+        Self { shared, queue }
     }
 
     /// How many bindings it would take now.
@@ -101,7 +111,9 @@ impl DispatchPool {
         self.shared.outstanding.fetch_add(bindings.len(), Ordering::AcqRel);
         self.shared.metrics.queue_depth.set(self.shared.outstanding.load(Ordering::Acquire) as i64);
         for binding in bindings {
-            tokio::spawn(Arc::clone(&self.shared).hand_over(binding));
+            let queued = Queued { binding, since: self.shared.clock.boottime() };
+            // The line ends with the runtime; then the next owner finds the binding in the database.
+            let _ = self.queue.send(queued);
         }
     }
 
@@ -112,10 +124,18 @@ impl DispatchPool {
     }
 }
 
+/// First come, first served: the scheduler has put them in order.
+async fn serve_line(shared: Arc<Shared>, mut line: mpsc::UnboundedReceiver<Queued>) {
+    while let Some(queued) = line.recv().await {
+        let workers = Arc::clone(&shared.workers);
+        let permit = workers.acquire_owned().await.expect("the semaphore is never closed");
+        tokio::spawn(Arc::clone(&shared).hand_over(queued, permit));
+    }
+}
+
 impl Shared {
-    async fn hand_over(self: Arc<Self>, binding: Binding) {
-        let queued = self.clock.boottime();
-        let permit = self.workers.acquire().await.expect("the semaphore is never closed");
+    async fn hand_over(self: Arc<Self>, queued: Queued, permit: OwnedSemaphorePermit) {
+        let Queued { binding, since } = queued;
         let (node, attempt, ti) = (binding.node.clone(), binding.attempt, binding.ti);
         // A task of its own, so that a panic in a template or an executor costs this attempt alone.
         let worker = tokio::spawn({
@@ -136,7 +156,7 @@ impl Shared {
             // A closed channel means that the scheduler has stopped; a later owner finds the attempt queued.
             let _ = self.failures.send(Report { node, body });
         }
-        let waited = self.clock.boottime().saturating_since(queued);
+        let waited = self.clock.boottime().saturating_since(since);
         self.metrics.latency.observe(waited.as_secs_f64());
         let left = self.outstanding.fetch_sub(1, Ordering::AcqRel) - 1;
         self.metrics.queue_depth.set(left as i64);

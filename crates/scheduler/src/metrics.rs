@@ -21,6 +21,7 @@ pub struct SchedulerMetrics {
     pub(crate) conflicts: Counter,
     pub(crate) fenced: Counter,
     pub(crate) poison_runs: Counter,
+    pub(crate) loop_panics: Counter,
     pub(crate) task_transitions: Family<StateLabel, Counter>,
     pub(crate) runs_finished: Family<StateLabel, Counter>,
     pub(crate) agent_lost_tasks: Counter,
@@ -42,6 +43,7 @@ impl SchedulerMetrics {
             conflicts: Counter::default(),
             fenced: Counter::default(),
             poison_runs: Counter::default(),
+            loop_panics: Counter::default(),
             task_transitions: Family::default(),
             runs_finished: Family::default(),
             agent_lost_tasks: Counter::default(),
@@ -66,6 +68,7 @@ impl SchedulerMetrics {
             m.fenced,
         );
         registry.register("tenure_poison_runs", "Runs that could not be planned", m.poison_runs);
+        registry.register("tenure_scheduler_panics", "Panics of the scheduler's loop itself", m.loop_panics);
         registry.register("tenure_task_transitions", "Task instances by state entered", m.task_transitions);
         registry.register("tenure_runs_finished", "Runs by final state", m.runs_finished);
         registry.register(

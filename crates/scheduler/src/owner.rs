@@ -343,6 +343,11 @@ impl ShardOwner {
         }
     }
 
+    /// A dag that was deleted and registered again counts its versions from one.
+    pub fn forget_graphs(&mut self, dag: DagNo) {
+        self.graphs.retain(|(of, _), _| *of != dag);
+    }
+
     async fn graph(&mut self, dag: DagNo, header: &RunHeader) -> Result<Arc<DagGraph>, StoreError> {
         if let Some(graph) = self.graphs.get(&(dag, header.version)) {
             return Ok(Arc::clone(graph));

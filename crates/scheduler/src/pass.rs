@@ -1,13 +1,13 @@
 //! One pass: read what is new, decide, write once, act.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use jiff::Timestamp;
 use tenure_lease::NotLeading;
 use tenure_model::{
     Ack, AttemptId, FailReason, NewRun, NodeId, Outcome, Report, ReportBody, RunKey, RunState, RunType,
-    TaskEvent, TaskState, TiKey,
+    TaskEvent, TaskId, TaskState, TiKey,
 };
 use tenure_planner::{Changes, ClaimVerdict, EndVerdict, Past};
 use tenure_store::{Attention, NewRunOutcome, RunSnapshot, ScheduleChange, StoreError};
@@ -85,6 +85,7 @@ impl ShardOwner {
                 }
                 Attention::Dag { tenant, dag } => {
                     let number = self.dags.number(&tenant, &dag);
+                    self.forget_graphs(number);
                     match self.deps.store.load_dag(&tenant, &dag).await? {
                         Some(schedule) => self.install_dag(schedule).await?,
                         None => self.dags.get_mut(number).plan = None,
@@ -135,6 +136,9 @@ impl ShardOwner {
             let number = self.dags.number(&header.tenant, &header.dag);
             self.evict(header.key);
             self.dags.forget_run(number, header.key);
+            self.tell_dependents(header.key, number, || {
+                snapshot.tis.iter().map(|cached| (cached.task_id.clone(), cached.ti.state)).collect()
+            });
             match header.state {
                 RunState::Queued => {
                     self.install_queued(&snapshot.header);
@@ -397,7 +401,8 @@ impl ShardOwner {
         let run = &self.runs[&key];
         builder.add(key, revision, &run.plan, changes);
         if run.plan.graph().depends_on_past() {
-            self.tell_dependents(key, dag);
+            let states = run.plan.states_by_task();
+            self.tell_dependents(key, dag, || states);
         }
     }
 
@@ -420,14 +425,23 @@ impl ShardOwner {
         }
     }
 
-    /// Later runs of the dag may have waited for what this one has just done.
-    fn tell_dependents(&mut self, key: RunKey, dag: DagNo) {
-        let states = self.runs[&key].plan.states_by_task();
-        for other in self.dags.get(dag).active.clone() {
-            if let Some(run) = self.runs.get_mut(&other).filter(|run| run.past == Some(key)) {
-                run.plan.set_past(Past::Run(states.clone()));
-                self.touched.insert(other);
-            }
+    /// Later runs of the dag may have waited for what this one has come to.
+    fn tell_dependents(
+        &mut self,
+        key: RunKey,
+        dag: DagNo,
+        states: impl FnOnce() -> BTreeMap<TaskId, TaskState>,
+    ) {
+        let waits = |run: &RunKey| self.runs.get(run).is_some_and(|run| run.past == Some(key));
+        let dependents: Vec<RunKey> = self.dags.get(dag).active.iter().copied().filter(waits).collect();
+        if dependents.is_empty() {
+            return;
+        }
+        let past = Past::Run(states());
+        for dependent in dependents {
+            let run = self.runs.get_mut(&dependent).expect("it was just found");
+            run.plan.set_past(past.clone());
+            self.touched.insert(dependent);
         }
     }
 

@@ -25,12 +25,11 @@ pub(crate) struct Candidate {
     pub dag: DagNo,
 }
 
+/// Candidates by priority, dags of equal priority in turns.
 #[derive(Debug, Default)]
-pub(crate) struct ReadyQueue {
+struct FairQueue {
     levels: BTreeMap<Reverse<i64>, Level>,
-    parked: BTreeMap<Limit, BTreeSet<Candidate>>,
-    /// Limits that may have room again.
-    freed: BTreeSet<Limit>,
+    len: usize,
 }
 
 /// Candidates of one priority.
@@ -41,18 +40,18 @@ struct Level {
     queues: BTreeMap<DagNo, BTreeSet<Candidate>>,
 }
 
-impl ReadyQueue {
-    pub fn push(&mut self, candidate: Candidate) {
+impl FairQueue {
+    fn push(&mut self, candidate: Candidate) {
         let level = self.levels.entry(candidate.priority).or_default();
         let queue = level.queues.entry(candidate.dag).or_insert_with(|| {
             level.turns.push_back(candidate.dag);
             BTreeSet::new()
         });
-        queue.insert(candidate);
+        self.len += usize::from(queue.insert(candidate));
     }
 
     /// The next candidate by priority and turn; its dag goes to the end of the line.
-    pub fn pop(&mut self) -> Option<Candidate> {
+    fn pop(&mut self) -> Option<Candidate> {
         let mut level = self.levels.first_entry()?;
         let Level { turns, queues } = level.get_mut();
         let dag = turns.pop_front().expect("a level with no turns is removed");
@@ -66,15 +65,34 @@ impl ReadyQueue {
         if turns.is_empty() {
             level.remove();
         }
+        self.len -= 1;
         Some(candidate)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct ReadyQueue {
+    ready: FairQueue,
+    parked: BTreeMap<Limit, FairQueue>,
+    /// Limits that may have room again.
+    freed: BTreeSet<Limit>,
+}
+
+impl ReadyQueue {
+    pub fn push(&mut self, candidate: Candidate) {
+        self.ready.push(candidate);
+    }
+
+    pub fn pop(&mut self) -> Option<Candidate> {
+        self.ready.pop()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.levels.is_empty()
+        self.ready.len == 0
     }
 
     pub fn park(&mut self, limit: Limit, candidate: Candidate) {
-        self.parked.entry(limit).or_default().insert(candidate);
+        self.parked.entry(limit).or_default().push(candidate);
     }
 
     /// This limit may have room again.
@@ -99,23 +117,24 @@ impl ReadyQueue {
         let mut moved = false;
         for limit in std::mem::take(&mut self.freed) {
             let Some(waiting) = self.parked.get_mut(&limit) else { continue };
-            let count = room(&limit).min(waiting.len());
-            let back: Vec<Candidate> = (0..count).filter_map(|_| waiting.pop_first()).collect();
-            if waiting.is_empty() {
+            let count = room(&limit).min(waiting.len);
+            for candidate in (0..count).map_while(|_| waiting.pop()) {
+                self.ready.push(candidate);
+            }
+            if waiting.len == 0 {
                 self.parked.remove(&limit);
             } else if count > 0 {
                 // Those brought back may fail at another limit and leave this room to the rest.
                 self.freed.insert(limit);
             }
-            moved |= !back.is_empty();
-            back.into_iter().for_each(|candidate| self.push(candidate));
+            moved |= count > 0;
         }
         moved
     }
 
     /// How many candidates each limit holds back.
     pub fn parked(&self) -> impl Iterator<Item = (&Limit, usize)> {
-        self.parked.iter().map(|(limit, waiting)| (limit, waiting.len()))
+        self.parked.iter().map(|(limit, waiting)| (limit, waiting.len))
     }
 }
 
@@ -162,5 +181,21 @@ mod tests {
         assert!(queue.refill(|_| 1), "room that was not used goes to the next in line");
         assert_eq!(drain(&mut queue), [(1, 1)]);
         assert!(!queue.refill(|_| 1));
+    }
+
+    #[test]
+    fn dags_take_turns_behind_a_limit_too() {
+        let mut queue = ReadyQueue::default();
+        let limit = Limit::Run(RunKey(1));
+        for run in 1..=3 {
+            queue.park(limit.clone(), candidate(1, run, 1));
+        }
+        queue.park(limit.clone(), candidate(2, 10, 1));
+        queue.free(limit);
+        let mut order = vec![];
+        while queue.refill(|_| 1) {
+            order.extend(drain(&mut queue));
+        }
+        assert_eq!(order, [(1, 1), (2, 10), (1, 2), (1, 3)]);
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{DispatchMetrics, DispatchPool, Executor, PoolSize, SecretSource};
 use tenure_lease::{Elector, ElectorError, LeaseRecord, RenewalStatus, Scope, Takeover, Tenure};
@@ -65,6 +66,7 @@ pub struct OwnerStatus {
     /// Why not, for people.
     pub reason: String,
     pub active_runs: usize,
+    pub last_pass_at: Option<Timestamp>,
     /// Scheduled tasks that something holds back: why, and how many. As of the latest tick.
     pub waiting: Vec<(String, usize)>,
 }
@@ -106,6 +108,7 @@ impl Scheduler {
             ready: false,
             reason: "starting".into(),
             active_runs: 0,
+            last_pass_at: None,
             waiting: vec![],
         });
         let (changes_tx, changes) = watch::channel(0);
@@ -129,7 +132,7 @@ impl Scheduler {
             stop: stop.clone(),
         };
         tokio::spawn(forward(failed, parts.inbox));
-        let task = tokio::spawn(office.run());
+        let task = tokio::spawn(supervise(Arc::new(office)));
         Self { handle: SchedulerHandle { status, changes }, stop, task }
     }
 
@@ -142,6 +145,22 @@ impl Scheduler {
         self.stop.cancel();
         if let Err(panic) = self.task.await {
             tracing::error!(%panic, "the scheduler panicked");
+        }
+    }
+}
+
+/// A panic in the loop itself is a defect, but not the end: the shard is given back and taken again.
+async fn supervise(office: Arc<Office>) {
+    loop {
+        match tokio::spawn(Arc::clone(&office).run()).await {
+            Ok(()) => return,
+            Err(panic) => {
+                tracing::error!(%panic, "the scheduler's loop panicked; starting over");
+                office.deps.metrics.loop_panics.inc();
+                office.not_ready("the scheduler's loop panicked");
+                office.elector.release(&office.scope).await;
+                office.pause(SHORTEST_BACKOFF).await;
+            }
         }
     }
 }
@@ -176,7 +195,7 @@ const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 impl Office {
-    async fn run(self) {
+    async fn run(self: Arc<Self>) {
         let mut backoff = SHORTEST_BACKOFF;
         while !self.stop.is_cancelled() {
             match self.campaign().await {
@@ -262,6 +281,8 @@ impl Office {
         let mut look = true;
         let mut next_look = self.deps.clock.boottime() + self.deps.config.tick;
         loop {
+            // Intents that were committed before a report was made are seen before it.
+            look |= wakes.has_changed().unwrap_or(false);
             wakes.mark_unchanged();
             let again = match owner.pass(look).await {
                 Ok(report) => {
@@ -318,6 +339,7 @@ impl Office {
             status.ready = true;
             status.reason = String::new();
             status.active_runs = owner.runs.len();
+            status.last_pass_at = Some(self.deps.clock.now());
             if look {
                 status.waiting = owner.waiting();
             }

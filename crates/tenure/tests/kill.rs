@@ -199,6 +199,15 @@ fn check_attempts(api: &Api, site: &Site) {
         assert_eq!(attempt.bound, 1, "{id} bound {} times: {attempt:?}", attempt.bound);
         assert!(attempt.claimed <= 1, "{id} claimed twice: {attempt:?}");
     }
+    let count =
+        |event: &str| attempts.values().filter(|attempt| attempt.ended.iter().any(|e| e == event)).count();
+    println!(
+        "{} attempts: {} succeeded, {} failed, {} withdrawn; {epoch} epochs",
+        attempts.len(),
+        count("succeeded"),
+        count("failed"),
+        count("withdrawn")
+    );
     check_traces(site, &attempts);
 }
 

@@ -77,6 +77,8 @@ pub struct RunShape {
     bundle_version: Option<String>,
     partition_key: Option<String>,
     partition_date: Option<Timestamp>,
+    /// Tenure's own: why it is in this state, where its tasks do not say (a timeout, a cancel).
+    reason: Option<String>,
 }
 
 impl RunShape {
@@ -109,6 +111,7 @@ impl RunShape {
             bundle_version: version.map(|version| version.hash.to_string()),
             partition_key: None,
             partition_date: None,
+            reason: run.reason.clone(),
         }
     }
 }
@@ -170,6 +173,10 @@ pub struct TryShape {
     executor: Option<String>,
     executor_config: &'static str,
     dag_version: Option<VersionShape>,
+    /// Tenure's own: why it is in this state (`exit code 3`, `killed by SIGKILL`, `marked failed by admin`).
+    reason: Option<String>,
+    /// Tenure's own: the placement that was, or is, in force for this try.
+    attempt_id: Option<Uuid>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -239,6 +246,8 @@ impl TryShape {
             executor: None,
             executor_config: "{}",
             dag_version: version.map(VersionShape::of),
+            reason: instance.reason.clone(),
+            attempt_id: instance.attempt.map(|attempt| attempt.0),
         }
     }
 }

@@ -59,7 +59,8 @@ async fn a_triggered_run_has_the_shape_of_airflow() {
           ],
           "bundle_version": "<hash>",
           "partition_key": null,
-          "partition_date": null
+          "partition_date": null,
+          "reason": null
         }"#]]
     .assert_eq(&pretty(&run));
     assert_eq!(server.get(&format!("{RUNS}/manual__2026-01-01T12:00:00Z")).await, run);

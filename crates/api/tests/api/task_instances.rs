@@ -71,6 +71,8 @@ async fn a_task_instance_has_the_shape_of_airflow() {
             "bundle_url": null,
             "created_at": "2026-01-01T12:00:00Z"
           },
+          "reason": null,
+          "attempt_id": "<uuid>",
           "note": null,
           "rendered_map_index": null,
           "rendered_fields": {},

@@ -69,7 +69,7 @@ pub enum DagCommand {
 
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// Only dags with this tag (more than once: with all of them)
+    /// Only dags with this tag (more than once: with any of them)
     #[arg(long, value_name = "TAG")]
     tag: Vec<String>,
     /// Only paused dags

@@ -1,0 +1,595 @@
+//! Goal: an owner keeps its promises towards agents, users and other owners.
+//! Method: the real scheduler on a real store; the test plays the agent, one fact per test.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_dispatch::{AssignError, DispatchMetrics, EnvSecrets, Executor, PoolSize};
+use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore};
+use tenure_model::{
+    Ack, Assignment, AttemptId, DagSpec, FailReason, NewRun, NodeId, Outcome, PoolName, Report, ReportBody,
+    Resources, RunId, RunState, RunType, Schedule, ShardId, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
+};
+use tenure_planner::RunPlan;
+use tenure_scheduler::{OwnerConfig, ReportInbox, Scheduler, SchedulerMetrics, SchedulerParts};
+use tenure_store::{
+    AuditQuery, CreateRunOutcome, DagRegistration, IntentStore, NodeRegistration, Paging, PoolRecord,
+    RunView, SchedulingStore, SharedStore, TiQuery, TiView, Trigger, Views,
+};
+use tenure_store_sqlite::{SqliteOptions, SqliteStore};
+use tokio::sync::{Semaphore, mpsc};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Receives assignments for the test, and can be made to block.
+struct Hands {
+    assigned: mpsc::UnboundedSender<Assignment>,
+    stopped: Mutex<Vec<AttemptId>>,
+    open: Semaphore,
+}
+
+#[async_trait]
+impl Executor for Hands {
+    async fn assign(&self, assignment: Assignment) -> Result<(), AssignError> {
+        self.open.acquire().await.unwrap().forget();
+        self.assigned.send(assignment).unwrap();
+        Ok(())
+    }
+
+    async fn stop(&self, _node: &NodeId, attempt: AttemptId) {
+        self.stopped.lock().unwrap().push(attempt);
+    }
+}
+
+struct Rig {
+    store: Arc<SqliteStore>,
+    clock: Arc<dyn Clock>,
+}
+
+struct Owner {
+    scheduler: Scheduler,
+    inbox: ReportInbox,
+    hands: Arc<Hands>,
+    assignments: mpsc::UnboundedReceiver<Assignment>,
+}
+
+struct Options {
+    pool: PoolSize,
+    doors: usize,
+    config: OwnerConfig,
+    /// Takes over from whoever held the shard before, as a restarted process does.
+    restarted: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let config = OwnerConfig { tick: Duration::from_millis(100), ..OwnerConfig::new("test") };
+        Self { pool: PoolSize::PRO, doors: Semaphore::MAX_PERMITS, config, restarted: true }
+    }
+}
+
+impl Rig {
+    async fn new() -> Self {
+        // A failing test shows what the scheduler said.
+        let _ = tracing_subscriber::fmt().with_test_writer().try_init();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let store = Arc::new(SqliteStore::in_memory(SqliteOptions::default(), Arc::clone(&clock)).unwrap());
+        let rig = Self { store, clock };
+        rig.node(1_000).await;
+        rig
+    }
+
+    async fn node(&self, tasks: u64) {
+        let node = NodeRegistration {
+            node: NodeId::new("n"),
+            capacity: Resources::default().with(Resources::TASKS, tasks * 1_000),
+            labels: Default::default(),
+            version: "test".into(),
+        };
+        self.store.register_node(&node, self.clock.now()).await.unwrap();
+    }
+
+    fn owner(&self, options: Options) -> Owner {
+        let entropy = Entropy::from_os();
+        let holder = Holder { name: "test".into(), instance: "i".into(), address: None };
+        let config =
+            ElectorConfig { holder, duration: Duration::from_secs(10), margin: Duration::from_secs(1) };
+        let leases: Arc<dyn LeaseStore> = self.store.clone();
+        let elector = Elector::start(leases, config, Arc::clone(&self.clock), entropy.clone()).unwrap();
+        let (assigned, assignments) = mpsc::unbounded_channel();
+        let hands =
+            Arc::new(Hands { assigned, stopped: Mutex::default(), open: Semaphore::new(options.doors) });
+        let inbox = ReportInbox::default();
+        let mut registry = Registry::default();
+        let store: SharedStore = self.store.clone();
+        let scheduler = Scheduler::start(SchedulerParts {
+            store,
+            elector: Arc::new(elector),
+            shard: ShardId(0),
+            inbox: inbox.clone(),
+            executor: Arc::clone(&hands) as _,
+            secrets: Arc::new(EnvSecrets),
+            pool: options.pool,
+            clock: Arc::clone(&self.clock),
+            entropy,
+            metrics: SchedulerMetrics::register(&mut registry),
+            dispatch_metrics: DispatchMetrics::register(&mut registry),
+            config: options.config,
+            sole_instance: options.restarted.then(|| "i".into()),
+        });
+        Owner { scheduler, inbox, hands, assignments }
+    }
+
+    fn user(&self) -> Trigger {
+        Trigger { tenant: TenantId::default_tenant(), actor: "tester".into(), at: self.clock.now() }
+    }
+
+    async fn register(&self, spec: DagSpec) {
+        let registration = DagRegistration {
+            trigger: self.user(),
+            spec,
+            source: String::new(),
+            origin: "test".into(),
+            paused_if_new: false,
+        };
+        self.store.register_dag(&registration).await.unwrap();
+    }
+
+    async fn trigger(&self, dag: &str, run: &str) {
+        let new = NewRun {
+            tenant: TenantId::default_tenant(),
+            dag: dag.into(),
+            run_id: RunId::new(run),
+            run_type: RunType::Manual,
+            logical_date: None,
+            data_interval: None,
+            run_after: self.clock.now(),
+            conf: json!({}),
+            note: None,
+            triggered_by: "tester".into(),
+            idempotency_key: None,
+        };
+        let created = self.store.create_run(&self.user(), &new).await.unwrap();
+        assert!(matches!(created, CreateRunOutcome::Created(_)));
+    }
+
+    async fn run(&self, dag: &str, run: &str) -> RunView {
+        self.store.get_run(&TenantId::default_tenant(), &dag.into(), &run.into()).await.unwrap().unwrap()
+    }
+
+    async fn tis(&self, dag: &str, run: &str) -> Vec<TiView> {
+        let query = TiQuery::of_run(TenantId::default_tenant(), dag.into(), run.into());
+        self.store.list_tis(&query).await.unwrap().items
+    }
+
+    async fn states(&self, dag: &str, run: &str) -> String {
+        let tis = self.tis(dag, run).await;
+        tis.iter().map(|ti| ti.instance.state.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
+    async fn wait_states(&self, dag: &str, run: &str, wanted: &str) {
+        let reached = async {
+            while self.states(dag, run).await != wanted {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, reached).await.is_err() {
+            panic!("{dag}/{run} is {:?}, not {wanted:?}", self.states(dag, run).await);
+        }
+    }
+
+    async fn wait_end(&self, dag: &str, run: &str) -> RunView {
+        let ended = async {
+            loop {
+                let view = self.run(dag, run).await;
+                if view.state.is_finished() {
+                    return view;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, ended).await.unwrap_or_else(|_| panic!("{dag}/{run} does not end"))
+    }
+}
+
+impl Owner {
+    async fn next(&mut self) -> Assignment {
+        let next = tokio::time::timeout(PATIENCE, self.assignments.recv()).await;
+        next.expect("an assignment within the time").expect("the owner lives")
+    }
+
+    async fn submit(&self, body: ReportBody) -> Ack {
+        let report = Report { node: NodeId::new("n"), body };
+        tokio::time::timeout(PATIENCE, self.inbox.submit(report)).await.expect("an answer within the time")
+    }
+
+    async fn claim(&self, assignment: &Assignment) -> Ack {
+        self.submit(ReportBody::Claim { attempt: assignment.attempt, ti: assignment.ti }).await
+    }
+
+    async fn end(&self, assignment: &Assignment, outcome: Outcome) -> Ack {
+        let (attempt, ti) = (assignment.attempt, assignment.ti);
+        self.submit(ReportBody::End { attempt, ti, outcome, ended_at: SystemClock.now(), result: None }).await
+    }
+
+    /// Plays one attempt to its end.
+    async fn play(&mut self, outcome: Outcome) -> Assignment {
+        let assignment = self.next().await;
+        assert_eq!(self.claim(&assignment).await, Ack::Accepted);
+        assert_eq!(self.end(&assignment, outcome).await, Ack::Accepted);
+        assignment
+    }
+
+    /// Stops travel beside assignments, in no particular order.
+    async fn wait_stopped(&self, attempt: AttemptId) {
+        let stopped = async {
+            while !self.hands.stopped.lock().unwrap().contains(&attempt) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, stopped).await.unwrap_or_else(|_| panic!("{attempt} was not stopped"));
+    }
+
+    fn kill(self) -> mpsc::UnboundedReceiver<Assignment> {
+        // Dropping the scheduler without a word: its lease stays, its tasks are gone with the runtime's handle.
+        std::mem::forget(self.scheduler);
+        self.assignments
+    }
+}
+
+fn exec(id: &str) -> TaskSpec {
+    TaskSpec::new(id, TaskKind::Exec { argv: vec!["x".into()] })
+}
+
+/// Databases keep microseconds.
+fn whole_second(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap()
+}
+
+fn failed() -> Outcome {
+    Outcome::Failed { reason: FailReason::Exit { code: 1 } }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chain_runs_to_success_and_every_step_is_in_the_audit_trail() {
+    let rig = Rig::new().await;
+    let mut owner = rig.owner(Options::default());
+    rig.register(DagSpec::new("d", vec![exec("a"), exec("b").needs(&["a"])])).await;
+    rig.trigger("d", "r").await;
+    assert_eq!(owner.play(Outcome::Success).await.task.as_str(), "a");
+    assert_eq!(owner.play(Outcome::Success).await.task.as_str(), "b");
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    let query = AuditQuery {
+        tenant: TenantId::default_tenant(),
+        dag: Some("d".into()),
+        run: Some("r".into()),
+        after_seq: None,
+        paging: Paging::default(),
+    };
+    let audit = rig.store.list_audit(&query).await.unwrap().items;
+    let events: Vec<&str> =
+        audit.iter().flat_map(|row| &row.entries).map(|entry| entry.event.as_str()).collect();
+    for event in ["started", "scheduled", "bound", "claimed", "succeeded", "finished"] {
+        assert!(events.contains(&event), "{event} is missing from {events:?}");
+    }
+    assert!(audit.iter().filter(|row| row.actor == "test").all(|row| row.epoch == Some(1)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_binding_that_was_never_handed_out_is_handed_out_by_the_next_owner_and_starts_once() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    // The first owner commits the binding, and dies before its executor gets it.
+    let first = rig.owner(Options { doors: 0, ..Options::default() });
+    rig.trigger("d", "r").await;
+    rig.wait_states("d", "r", "queued").await;
+    let bound = rig.tis("d", "r").await[0].instance.attempt;
+    let _never = first.kill();
+    let mut second = rig.owner(Options::default());
+    let assignment = second.next().await;
+    assert_eq!(Some(assignment.attempt), bound, "the same attempt, under a new epoch");
+    assert_eq!(assignment.epoch, 2);
+    assert_eq!(second.claim(&assignment).await, Ack::Accepted);
+    assert_eq!(second.claim(&assignment).await, Ack::Accepted, "a repeated question gets the same answer");
+    assert_eq!(second.end(&assignment, Outcome::Success).await, Ack::Accepted);
+    assert_eq!(second.end(&assignment, Outcome::Success).await, Ack::Superseded, "it is known already");
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deposed_owner_writes_nothing_more() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut first = rig.owner(Options { restarted: false, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let assignment = first.next().await;
+    // A second owner takes over while the first believes to lead.
+    let mut second = rig.owner(Options::default());
+    let again = second.next().await;
+    assert_eq!(again.attempt, assignment.attempt);
+    assert_eq!(first.claim(&assignment).await, Ack::Retry, "the deposed owner's commit is refused");
+    assert_eq!(second.claim(&again).await, Ack::Accepted);
+    assert_eq!(second.end(&again, Outcome::Success).await, Ack::Accepted);
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_nobody_claims_is_placed_again_under_a_new_id() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let config = OwnerConfig { claim_timeout: Duration::from_millis(200), ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    let second = owner.next().await;
+    assert_ne!(first.attempt, second.attempt);
+    assert_eq!(second.try_number, 1, "it costs no try");
+    owner.wait_stopped(first.attempt).await;
+    assert_eq!(owner.claim(&first).await, Ack::Superseded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inventory_without_a_running_attempt_means_it_is_lost_and_retried() {
+    let rig = Rig::new().await;
+    let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
+    rig.register(DagSpec::new("d", vec![task])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    let unknown = AttemptId(Entropy::from_os().uuid(Timestamp::UNIX_EPOCH));
+    let attempts = vec![(unknown, first.ti)];
+    assert_eq!(owner.submit(ReportBody::Inventory { attempts }).await, Ack::Accepted);
+    let second = owner.next().await;
+    assert_eq!((second.try_number, first.attempt == second.attempt), (2, false));
+    owner.wait_stopped(unknown).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_dispatch_pool_leaves_tasks_scheduled_and_loses_none() {
+    let rig = Rig::new().await;
+    let tasks = (0..10).map(|n| exec(&format!("t{n}"))).collect();
+    rig.register(DagSpec::new("d", tasks)).await;
+    let mut owner = rig.owner(Options { pool: PoolSize::LITE, doors: 0, ..Options::default() });
+    rig.trigger("d", "r").await;
+    rig.wait_states("d", "r", &format!("queued queued{}", " scheduled".repeat(8))).await;
+    owner.hands.open.add_permits(100);
+    for _ in 0..10 {
+        owner.play(Outcome::Success).await;
+    }
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+fn planner_that_panics_on_poison(plan: &mut RunPlan, now: Timestamp) {
+    assert!(plan.facts().dag.as_str() != "poison", "planted");
+    plan.plan(now);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_panics_the_planner_fails_alone() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("poison", vec![exec("a")])).await;
+    rig.register(DagSpec::new("good", vec![exec("a")])).await;
+    let config = OwnerConfig { planner: planner_that_panics_on_poison, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("poison", "r").await;
+    rig.trigger("good", "r").await;
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("good", "r").await.state, RunState::Success);
+    let poisoned = rig.wait_end("poison", "r").await;
+    assert_eq!(poisoned.state, RunState::Failed);
+    assert!(poisoned.reason.unwrap().contains("the planner panicked on this run: planted"));
+    assert_eq!(rig.states("poison", "r").await, "skipped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_cannot_be_prepared_fails_with_its_reason_and_the_others_run() {
+    let rig = Rig::new().await;
+    let broken = TaskSpec::new("broken", TaskKind::Exec { argv: vec!["{{ nope }}".into()] });
+    rig.register(DagSpec::new("d", vec![broken, exec("fine")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    assert_eq!(owner.play(Outcome::Success).await.task.as_str(), "fine");
+    rig.wait_end("d", "r").await;
+    let tis = rig.tis("d", "r").await;
+    assert_eq!(tis[0].instance.state, TaskState::Failed);
+    assert!(
+        tis[0].instance.reason.as_ref().unwrap().starts_with("could not start: template in exec, line 1")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dags_take_turns_when_places_are_few() {
+    let rig = Rig::new().await;
+    rig.node(1).await;
+    let many = (0..20).map(|n| exec(&format!("t{n}"))).collect();
+    rig.register(DagSpec::new("big", many)).await;
+    rig.register(DagSpec::new("small", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("big", "r").await;
+    let first = owner.next().await;
+    rig.trigger("small", "r").await;
+    rig.wait_states("small", "r", "scheduled").await;
+    owner.claim(&first).await;
+    owner.end(&first, Outcome::Success).await;
+    let next_two = [owner.play(Outcome::Success).await.dag, owner.play(Outcome::Success).await.dag];
+    assert!(
+        next_two.iter().any(|dag| dag.as_str() == "small"),
+        "small waited behind all of big: {next_two:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_pool_holds_its_tasks_and_says_so_until_it_is_there() {
+    let rig = Rig::new().await;
+    let task = TaskSpec { pool: PoolName::new("rare"), ..exec("a") };
+    rig.register(DagSpec::new("d", vec![task])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    rig.wait_states("d", "r", "scheduled").await;
+    let told = async {
+        while !owner
+            .scheduler
+            .handle()
+            .status()
+            .waiting
+            .iter()
+            .any(|(why, _)| why.contains("rare does not exist"))
+        {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("the reason is shown");
+    let pool = PoolRecord { name: PoolName::new("rare"), slots: 1, description: String::new() };
+    rig.store.put_pool(&rig.user(), &pool).await.unwrap();
+    owner.play(Outcome::Success).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pausing_holds_new_tasks_back_and_unpausing_lets_them_go() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a"), exec("b").needs(&["a"])])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    rig.store.set_paused(&rig.user(), &"d".into(), true).await.unwrap();
+    rig.trigger("d", "later").await;
+    owner.claim(&first).await;
+    // The owner has seen the pause by the time it answers: intents wake it before reports do.
+    owner.end(&first, Outcome::Success).await;
+    rig.wait_states("d", "r", "success scheduled").await;
+    assert_eq!(rig.run("d", "later").await.state, RunState::Queued);
+    rig.store.set_paused(&rig.user(), &"d".into(), false).await.unwrap();
+    for _ in 0..3 {
+        owner.play(Outcome::Success).await;
+    }
+    rig.wait_end("d", "later").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn max_active_runs_are_active_and_the_rest_wait_their_turn() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec { max_active_runs: 2, ..DagSpec::new("d", vec![exec("a")]) }).await;
+    let mut owner = rig.owner(Options::default());
+    for run in ["r1", "r2", "r3"] {
+        rig.trigger("d", run).await;
+    }
+    let (first, _second) = (owner.next().await, owner.next().await);
+    assert_eq!(rig.run("d", "r3").await.state, RunState::Queued);
+    owner.claim(&first).await;
+    owner.end(&first, Outcome::Success).await;
+    assert_eq!(owner.next().await.run_id.as_str(), "r3");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn catch_up_runs_every_missed_tick_once_oldest_first_and_no_more_than_may_be_active() {
+    let rig = Rig::new().await;
+    let start = whole_second(rig.clock.now()) - Duration::from_secs(3600);
+    let spec = DagSpec {
+        schedule: Schedule::Every { interval: Duration::from_secs(600) },
+        start_date: Some(start),
+        catchup: true,
+        max_active_runs: 2,
+        ..DagSpec::new("d", vec![exec("a")])
+    };
+    let mut owner = rig.owner(Options { pool: PoolSize::LITE, ..Options::default() });
+    rig.register(spec).await;
+    let mut seen = vec![];
+    for _ in 0..6 {
+        seen.push(owner.play(Outcome::Success).await.run_id);
+        let query = tenure_store::RunQuery::of(TenantId::default_tenant(), Some("d".into()));
+        let unfinished = rig.store.list_runs(&query).await.unwrap().items;
+        let unfinished = unfinished.iter().filter(|run| !run.state.is_finished()).count();
+        assert!(unfinished <= 2, "{unfinished} unfinished runs");
+    }
+    let expected: Vec<RunId> =
+        (0..6).map(|tick| RunType::Scheduled.run_id(start + Duration::from_secs(600 * tick))).collect();
+    assert_eq!(seen, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_depends_on_the_past_waits_for_the_run_before() {
+    let rig = Rig::new().await;
+    let start = whole_second(rig.clock.now()) - Duration::from_secs(1_000);
+    let spec = DagSpec {
+        schedule: Schedule::Every { interval: Duration::from_secs(900) },
+        start_date: Some(start),
+        catchup: true,
+        ..DagSpec::new("d", vec![TaskSpec { depends_on_past: true, ..exec("a") }])
+    };
+    let mut owner = rig.owner(Options::default());
+    rig.register(spec).await;
+    let first = owner.next().await;
+    let (run1, run2) = (first.run_id.clone(), RunType::Scheduled.run_id(start + Duration::from_secs(900)));
+    owner.claim(&first).await;
+    rig.wait_states("d", run2.as_str(), "none").await;
+    owner.end(&first, failed()).await;
+    assert_eq!(rig.wait_end("d", run1.as_str()).await.state, RunState::Failed);
+    rig.wait_states("d", run2.as_str(), "none").await;
+    assert_eq!(
+        rig.run("d", run2.as_str()).await.state,
+        RunState::Running,
+        "it waits for the past to be mended"
+    );
+    let mark = tenure_store::MarkRequest {
+        dag: "d".into(),
+        run: run1.clone(),
+        task: "a".into(),
+        map_index: None,
+        mark: tenure_model::state::Mark::Success,
+        upstream: false,
+        downstream: false,
+        past: false,
+        future: false,
+        dry_run: false,
+    };
+    rig.store.mark(&rig.user(), &mark).await.unwrap();
+    assert_eq!(owner.play(Outcome::Success).await.run_id, run2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_cleared_while_it_runs_is_reloaded_and_its_old_attempt_superseded() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    let clear = tenure_store::ClearRequest {
+        dag: "d".into(),
+        run: "r".into(),
+        selection: tenure_store::ClearSelection::All,
+        only_failed: false,
+        only_running: false,
+        upstream: false,
+        downstream: false,
+        past: false,
+        future: false,
+        reset_runs: true,
+        latest_version: true,
+        dry_run: false,
+    };
+    rig.store.clear(&rig.user(), &clear).await.unwrap();
+    assert_eq!(rig.states("d", "r").await, "restarting");
+    owner.wait_stopped(first.attempt).await;
+    assert_eq!(owner.end(&first, Outcome::Failed { reason: FailReason::Stopped }).await, Ack::Accepted);
+    let second = owner.play(Outcome::Success).await;
+    assert_eq!((second.try_number, second.attempt == first.attempt), (2, false));
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    assert_eq!(owner.claim(&first).await, Ack::Superseded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_run_gets_superseded_not_silence() {
+    let rig = Rig::new().await;
+    let owner = rig.owner(Options::default());
+    let attempt = AttemptId(Entropy::from_os().uuid(Timestamp::UNIX_EPOCH));
+    let ti = TiKey::unmapped(tenure_model::RunKey(4711), tenure_model::TaskNo(0));
+    assert_eq!(owner.submit(ReportBody::Claim { attempt, ti }).await, Ack::Superseded);
+    assert_eq!(rig.store.shard_count().await.unwrap(), 1);
+}
