@@ -1,8 +1,9 @@
-//! The developer's front door: `cargo xtask up`, `cargo xtask test`, `cargo xtask fmt`.
+//! The developer's front door: `cargo xtask up`, `test`, `bench` and `fmt`.
 //!
 //! What CI runs is `cargo xtask test`, so that a person and the machine see the same. Everything here is
 //! a thin layer over cargo; nothing of the product lives in it.
 
+mod bench;
 mod prerequisites;
 mod steps;
 mod test;
@@ -36,6 +37,12 @@ enum Task {
         #[arg(long)]
         quick: bool,
     },
+    /// Measure a release build: `cargo xtask bench skeleton --samples 50 --json figures.json`.
+    Bench {
+        /// Passed on to the benchmark; `cargo xtask bench -- --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        args: Vec<String>,
+    },
     /// Format every crate.
     Fmt,
 }
@@ -44,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Task::Up { args } => up::run(&args),
         Task::Test { quick } => test::run(quick),
+        Task::Bench { args } => bench::run(&args),
         Task::Fmt => fmt(),
     };
     match outcome {

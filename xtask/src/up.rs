@@ -1,6 +1,7 @@
 //! `cargo xtask up`: from a fresh clone to a running server in one command.
 
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context;
@@ -13,12 +14,13 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
     let build = cargo(&["build", "--release", "--package", "tenure"]).status();
     let build = build.context("cargo build could not be started")?;
     anyhow::ensure!(build.success(), "the build failed; nothing was started");
-    let binary = target_folder().join("release/tenure");
+    let binary = release_binary("tenure");
     // The folder stays the user's own: `./dags` and `./tenure-data` mean what they mean there.
     let error = Command::new(&binary).arg("up").args(args).exec();
     Err(error).with_context(|| format!("{} could not be started", binary.display()))
 }
 
-fn target_folder() -> std::path::PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into)
+pub fn release_binary(name: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    target.join("release").join(name)
 }

@@ -44,8 +44,16 @@ pub struct Elector {
 
 #[derive(Debug)]
 enum Command {
-    Acquire { scope: Scope, takeover: Takeover, note: String, answer: oneshot::Sender<Result<Tenure, ElectorError>> },
-    Release { scope: Scope, answer: oneshot::Sender<()> },
+    Acquire {
+        scope: Scope,
+        takeover: Takeover,
+        note: String,
+        answer: oneshot::Sender<Result<Tenure, ElectorError>>,
+    },
+    Release {
+        scope: Scope,
+        answer: oneshot::Sender<()>,
+    },
 }
 
 impl Elector {
@@ -64,7 +72,12 @@ impl Elector {
     }
 
     /// One try at a lease. Losers learn who holds it and for how long.
-    pub async fn acquire(&self, scope: &Scope, takeover: Takeover, note: &str) -> Result<Tenure, ElectorError> {
+    pub async fn acquire(
+        &self,
+        scope: &Scope,
+        takeover: Takeover,
+        note: &str,
+    ) -> Result<Tenure, ElectorError> {
         let (answer, result) = oneshot::channel();
         let command = Command::Acquire { scope: scope.clone(), takeover, note: note.to_owned(), answer };
         self.commands.send(command).await.map_err(|_| ElectorError::Stopped)?;
@@ -131,7 +144,12 @@ impl Office {
         }
     }
 
-    async fn acquire(&mut self, scope: Scope, takeover: Takeover, note: String) -> Result<Tenure, ElectorError> {
+    async fn acquire(
+        &mut self,
+        scope: Scope,
+        takeover: Takeover,
+        note: String,
+    ) -> Result<Tenure, ElectorError> {
         let request = AcquireRequest {
             scope,
             holder: self.config.holder.clone(),
@@ -206,8 +224,12 @@ impl Office {
     }
 
     fn drop_expired(&mut self) {
-        let expired: Vec<Scope> =
-            self.held.values().filter(|tenure| tenure.valid_for().is_zero()).map(|t| t.scope().clone()).collect();
+        let expired: Vec<Scope> = self
+            .held
+            .values()
+            .filter(|tenure| tenure.valid_for().is_zero())
+            .map(|t| t.scope().clone())
+            .collect();
         for scope in expired {
             tracing::warn!(%scope, "lease lost: its own deadline passed without a successful renewal");
             self.forget(&scope);

@@ -25,6 +25,7 @@ pub use elector::{Elector, ElectorConfig, ElectorError};
 pub use memory::MemoryLeases;
 pub use record::{Epoch, Holder, LeaseRecord, Scope, Term};
 pub use store::{
-    AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, LossReason, ReleaseOutcome, RenewOutcome, Takeover,
+    AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, LossReason, ReleaseOutcome, RenewOutcome,
+    Takeover,
 };
 pub use tenure::{EpochGuard, NotLeading, RenewalStatus, Tenure};

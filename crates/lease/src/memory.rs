@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use tenure_clock::{BootTime, Clock};
 
 use crate::store::{
-    AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, LossReason, ReleaseOutcome, RenewOutcome, Takeover,
+    AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, LossReason, ReleaseOutcome, RenewOutcome,
+    Takeover,
 };
 use crate::{Epoch, LeaseRecord, Scope};
 
@@ -90,7 +91,9 @@ impl LeaseStore for MemoryLeases {
     async fn release(&self, claim: &Claim) -> Result<ReleaseOutcome, LeaseError> {
         let mut leases = self.leases.lock().expect("no panic while holding the leases");
         match leases.get_mut(&claim.scope) {
-            Some((record, _)) if record.term == claim.term && record.epoch == claim.epoch && !record.released => {
+            Some((record, _))
+                if record.term == claim.term && record.epoch == claim.epoch && !record.released =>
+            {
                 record.released = true;
                 record.resource_version += 1;
                 Ok(ReleaseOutcome::Released)

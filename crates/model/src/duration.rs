@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 5] =
-    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+const UNITS: [(&str, u64); 5] = [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a duration (write it like 500ms, 30s, 10m, 1h30m or 2d)")]
@@ -91,7 +90,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "30", "s", "-5s", "1.5h", "10 parsecs", "99999999999999999999s", "999999999999999999d"] {
+        for text in
+            ["", "30", "s", "-5s", "1.5h", "10 parsecs", "99999999999999999999s", "999999999999999999d"]
+        {
             assert!(parse(text).is_err(), "{text:?} was accepted");
         }
     }

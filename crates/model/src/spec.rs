@@ -7,7 +7,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{DagId, EmbeddedFile, HttpRequest, PoolName, Resources, TaskId, TriggerRule, VersionHash, duration};
+use crate::{
+    DagId, EmbeddedFile, HttpRequest, PoolName, Resources, TaskId, TriggerRule, VersionHash, duration,
+};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DagSpec {

@@ -65,7 +65,8 @@ impl TriggerRule {
     /// What a task with this rule should do, given the outcomes of its upstreams so far.
     pub fn verdict(self, tally: &Tally) -> Verdict {
         use Verdict::{Run, Skip, UpstreamFail, Wait};
-        let Tally { upstreams: n, success: s, failed: f, upstream_failed: uf, skipped: sk, removed: r } = *tally;
+        let Tally { upstreams: n, success: s, failed: f, upstream_failed: uf, skipped: sk, removed: r } =
+            *tally;
         let done = s + f + uf + sk + r == n;
         let bad = f + uf;
         if n == 0 {

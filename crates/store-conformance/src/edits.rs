@@ -203,6 +203,19 @@ pub async fn a_mark_is_the_users_word(fresh: Fresh) {
     assert_eq!(stops.count(), 1);
 }
 
+pub async fn a_mark_in_a_failed_run_lets_it_go_on_from_there(fresh: Fresh) {
+    let world = World::of(fresh);
+    let run = world.run_of("etl", "a b<a c<b d").await;
+    let owner = world.owner_of("etl").await;
+    world.drive(&owner, run.key, "run=running a=failed b=upstream_failed c=upstream_failed d=failed").await;
+    world.drive(&owner, run.key, "run=failed").await;
+    let marked = world.store.mark(&user(), &mark_of("etl", "r1", "a", Mark::Success)).await.expect("marked");
+    assert_eq!(marked.len(), 3);
+    let after = world.load(run.key).await;
+    assert_eq!(states(&after), "a=success b=none c=none d=failed", "what is beside it is left alone");
+    assert_eq!(after.header.state, RunState::Queued);
+}
+
 pub async fn a_mark_reaches_into_past_and_future_runs(fresh: Fresh) {
     let world = World::of(fresh);
     let days = three_days(&world).await;

@@ -246,6 +246,19 @@ pub async fn a_run_that_starts_and_ends_keeps_its_times(fresh: Fresh) {
     assert!(view.updated_at >= view.queued_at);
 }
 
+pub async fn a_run_that_starts_and_ends_in_one_pass_has_both_times(fresh: Fresh) {
+    let world = World::of(fresh);
+    let run = world.run_of("etl", "a").await;
+    let owner = world.owner_of("etl").await;
+    let mut change = world.change(&world.load(run.key).await, "a=success");
+    let at = now();
+    change.state = Some(StateChange { from: RunState::Queued, to: RunState::Success, at, reason: None });
+    world.commit_whole(&owner, &pass_of(vec![change])).await;
+    let view =
+        world.store.get_run(&tenant(), &"etl".into(), &"r1".into()).await.expect("read").expect("there");
+    assert_eq!((view.started_at, view.ended_at), (Some(at), Some(at)));
+}
+
 pub async fn schedule_progress_is_remembered(fresh: Fresh) {
     let world = World::of(fresh);
     world.run_of("etl", "a").await;

@@ -14,11 +14,12 @@ use uuid::Uuid;
 use crate::rows::{self, Cells};
 use crate::session::Session;
 
-/// A revision that has moved on, or a state that is not as expected, leaves the row alone.
+/// A revision that has moved on, or a state that is not as expected, leaves the row alone. A run may begin and
+/// end in one pass; then it has taken no time.
 pub(crate) const UPDATE_RUNS: &str = "UPDATE runs r SET revision = r.revision + 1, updated_at = $9,
         version = coalesce(c.version, r.version), state = coalesce(c.state, r.state),
         queued_at = CASE WHEN c.state = 'queued' THEN c.at ELSE r.queued_at END,
-        started_at = CASE c.state WHEN 'running' THEN c.at WHEN 'queued' THEN NULL ELSE r.started_at END,
+        started_at = CASE WHEN c.state = 'queued' THEN NULL ELSE coalesce(r.started_at, c.at) END,
         ended_at = CASE WHEN c.state IS NULL THEN r.ended_at WHEN c.state IN ('success', 'failed') THEN c.at END,
         reason = CASE WHEN c.state IS NULL THEN r.reason ELSE c.reason END
     FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::timestamptz[], $6::text[], $7::integer[])

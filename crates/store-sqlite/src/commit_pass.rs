@@ -167,7 +167,9 @@ pub(crate) fn change_run_state(conn: &Connection, run: RunKey, change: &StateCha
              WHERE key = ?1 AND state = ?2"
         }
         tenure_model::RunState::Success | tenure_model::RunState::Failed => {
-            "UPDATE runs SET state = ?3, ended_at = ?4, reason = ?5 WHERE key = ?1 AND state = ?2"
+            // A run may begin and end in one pass; then it has taken no time.
+            "UPDATE runs SET state = ?3, started_at = coalesce(started_at, ?4), ended_at = ?4, reason = ?5
+             WHERE key = ?1 AND state = ?2"
         }
     })?;
     let StateChange { from, to, at, reason } = change;

@@ -149,7 +149,8 @@ pub fn clear(
     Ok(edit)
 }
 
-/// Declares task instances to be in a terminal state.
+/// Declares task instances to be in a terminal state. As in Airflow, tasks further down that had failed are
+/// cleared, so that a run goes on from a task that was marked.
 pub fn mark(
     run: &RunSnapshot,
     spec: &DagSpec,
@@ -168,6 +169,22 @@ pub fn mark(
         run.tis.iter().filter(|cached| chosen.contains(&cached.task_id) && of_index(cached.map_index))
     {
         mark_ti(&mut edit, cached, request.mark, at, actor);
+    }
+    if edit.is_empty() {
+        return Ok(edit);
+    }
+    // What failed for want of this task gets another chance, and the run's outcome is found anew.
+    let below = graph.closure([&request.task], false, true);
+    let failed = |state| matches!(state, TaskState::Failed | TaskState::UpstreamFailed);
+    for cached in run.tis.iter().filter(|cached| below.contains(&cached.task_id) && failed(cached.ti.state)) {
+        if !chosen.contains(&cached.task_id)
+            && let Some(task) = graph.task(&cached.task_id)
+        {
+            clear_ti(&mut edit, cached, task, at);
+        }
+    }
+    if run.header.state.is_finished() {
+        edit.change_run(run, "marked", RunState::Queued, at, None);
     }
     Ok(edit)
 }

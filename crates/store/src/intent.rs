@@ -48,7 +48,8 @@ pub trait IntentStore: Send + Sync {
     /// Sends task instances round again, as `request` selects them.
     async fn clear(&self, trigger: &Trigger, request: &ClearRequest) -> Result<Cleared, StoreError>;
 
-    /// Declares task instances to be in a terminal state.
+    /// Declares task instances to be in a terminal state; what had failed below them is cleared, and a finished
+    /// run goes round again. Answers with everything it has changed, as it is now.
     async fn mark(&self, trigger: &Trigger, request: &MarkRequest) -> Result<Vec<TiView>, StoreError>;
 
     async fn put_pool(&self, trigger: &Trigger, pool: &PoolRecord) -> Result<(), StoreError>;

@@ -60,11 +60,9 @@ fn as_documented(rule: TriggerRule, states: &[TaskState]) -> Verdict {
             (done, UpstreamFail),
         ]),
         TriggerRule::NoneSkipped => first(&[(any(&[Skipped]), Skip), (done, Run)]),
-        TriggerRule::AllSkipped => first(&[
-            (all(&[Skipped]), Run),
-            (any(&[Success, Failed, UpstreamFailed]), Skip),
-            (done, Skip),
-        ]),
+        TriggerRule::AllSkipped => {
+            first(&[(all(&[Skipped]), Run), (any(&[Success, Failed, UpstreamFailed]), Skip), (done, Skip)])
+        }
         TriggerRule::AllDoneMinOneSuccess => {
             first(&[(any(&[Skipped]), Skip), (done && any(&[Success]), Run), (done, UpstreamFail)])
         }
@@ -90,7 +88,11 @@ fn every_rule_follows_the_table_for_up_to_three_upstreams() {
 fn no_rule_waits_once_every_upstream_is_done() {
     for states in combinations(3).iter().filter(|states| !states.contains(&TaskState::Running)) {
         for rule in TriggerRule::ALL {
-            assert_ne!(rule.verdict(&Tally::of(states.iter().copied())), Verdict::Wait, "{rule:?} {states:?}");
+            assert_ne!(
+                rule.verdict(&Tally::of(states.iter().copied())),
+                Verdict::Wait,
+                "{rule:?} {states:?}"
+            );
         }
     }
 }

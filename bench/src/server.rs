@@ -1,0 +1,137 @@
+//! A real server in a scratch folder, driven over HTTP.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub struct Server {
+    child: Child,
+    folder: TempDir,
+    agent: ureq::Agent,
+    url: String,
+    token: String,
+    runs: usize,
+}
+
+impl Server {
+    pub fn start(binary: &Path, dags: &[(String, String)], database_url: Option<&str>) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        std::fs::create_dir(folder.path().join("dags"))?;
+        for (name, text) in dags {
+            std::fs::write(folder.path().join("dags").join(format!("{name}.yaml")), text)?;
+        }
+        let log = std::fs::File::create(folder.path().join("server.log"))?;
+        let mut command = Command::new(binary);
+        command.current_dir(folder.path()).args(["up", "--listen", "127.0.0.1:0", "--dags", "dags"]);
+        if let Some(url) = database_url {
+            command.args(["--database-url", url]);
+        }
+        let child = command
+            .env("XDG_RUNTIME_DIR", folder.path())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", binary.display()))?;
+        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60)));
+        let mut server = Self {
+            child,
+            folder,
+            agent: config.build().into(),
+            url: String::new(),
+            token: String::new(),
+            runs: 0,
+        };
+        server.wait_ready()?;
+        Ok(server)
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        let data = self.folder.path().join("tenure-data");
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the server ended ({status}):\n{}", self.log());
+            }
+            if let Ok(pointer) = std::fs::read_to_string(data.join("server.json")) {
+                let pointer: Value = serde_json::from_str(&pointer)?;
+                self.url = pointer["url"].as_str().context("server.json has a url")?.to_owned();
+                self.token = std::fs::read_to_string(data.join("admin-token"))?.trim().to_owned();
+                if self.get("/health/ready").is_ok() {
+                    return Ok(());
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        bail!("the server was not ready in time:\n{}", self.log())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
+    }
+
+    fn get(&self, path: &str) -> Result<Value> {
+        let request = self.agent.get(format!("{}{path}", self.url));
+        Ok(request
+            .header("authorization", format!("Bearer {}", self.token))
+            .call()?
+            .body_mut()
+            .read_json()?)
+    }
+
+    /// From just before the trigger is sent until the run has ended, by the clock both share.
+    pub fn run(&mut self, dag: &str) -> Result<Duration> {
+        self.runs += 1;
+        let run_id = format!("bench-{}", self.runs);
+        let body = json!({"dag_run_id": run_id, "logical_date": null});
+        let sent = Timestamp::now();
+        self.agent
+            .post(format!("{}/api/v2/dags/{dag}/dagRuns", self.url))
+            .header("authorization", format!("Bearer {}", self.token))
+            .send_json(&body)?;
+        loop {
+            let run = self.get(&format!("/api/v2/dags/{dag}/dagRuns/{run_id}"))?;
+            match run["state"].as_str() {
+                Some("success") => {
+                    let ended: Timestamp =
+                        run["end_date"].as_str().context("an ended run has its end")?.parse()?;
+                    return Ok(Duration::try_from(ended.duration_since(sent)).unwrap_or_default());
+                }
+                Some("failed") => bail!("a run of {dag} failed: {run}\n{}", self.log()),
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+            ensure!(Timestamp::now().duration_since(sent).as_secs() < 60, "a run of {dag} does not end");
+        }
+    }
+
+    /// Processor time used so far, by the server itself.
+    pub fn cpu(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let after_name = stat.rsplit_once(')').context("a stat line names its process")?.1;
+        let ticks =
+            |at: usize| after_name.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok());
+        let (user, system) = (ticks(11).context("user time")?, ticks(12).context("system time")?);
+        Ok(Duration::from_millis((user + system) * 1_000 / rustix::param::clock_ticks_per_second()))
+    }
+
+    /// Resident memory in megabytes.
+    pub fn memory(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a status has VmRSS")?;
+        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+        Ok(kib / 1_000.0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended by itself
+        let _ = self.child.wait();
+    }
+}
