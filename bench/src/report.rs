@@ -79,7 +79,7 @@ impl Report {
             self.family, machine.cores, machine.memory_gib, machine.kernel, machine.load_before
         );
         let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN);
+        table.load_style(presets::ASCII_MARKDOWN);
         table.set_header(["figure", "unit", "n", "p50", "p99", "max", "goal", "p50 / goal"]);
         for column in table.column_iter_mut().skip(2) {
             column.set_cell_alignment(CellAlignment::Right);

@@ -34,7 +34,8 @@ use input::LARGEST_BODY;
 
 pub use serve::{ServeLimits, serve, serve_within};
 pub use state::{
-    ApiState, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth, TokenDigest,
+    ApiState, Attachments, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth,
+    TokenDigest,
 };
 
 /// No request takes longer, bodies that are streamed out excepted.

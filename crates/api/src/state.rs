@@ -1,6 +1,7 @@
 //! What the routes work with: everything is handed in by the wiring, so that this crate names no concrete
 //! store, parser or scheduler.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, RwLock};
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tenure_clock::Clock;
 use tenure_lease::{RenewalStatus, Tenure};
-use tenure_model::{DagSpec, TenantId};
+use tenure_model::{DagSpec, EmbeddedFile, TenantId};
 use tenure_store::{SharedStore, Trigger};
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -54,8 +55,11 @@ impl ApiState {
     }
 }
 
-/// Turns the text of a dag file into a spec: `(file name, text)`.
-pub type DagParser = Arc<dyn Fn(&str, &str) -> Result<DagSpec, Vec<Diagnostic>> + Send + Sync>;
+/// Turns the text of a dag file into a spec: file name, text, and the files sent along.
+pub type DagParser = Arc<dyn Fn(&str, &str, Attachments) -> Result<DagSpec, Vec<Diagnostic>> + Send + Sync>;
+
+/// Scripts that a dag file names, by their name in the run.
+pub type Attachments = BTreeMap<String, EmbeddedFile>;
 
 /// One problem in a dag file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]

@@ -1,5 +1,6 @@
 //! The files beside a dag file that its tasks name, and who may read them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
@@ -27,20 +28,20 @@ pub enum FileError {
     #[error("it is not UTF-8 text")]
     NotText,
     #[error(
-        "files cannot be sent along with a pushed dag; write the code inline, or put both into the dags folder"
+        "it was not sent along with the dag; push with \"tenure dag push\", which does, or write the code inline"
     )]
-    NoFiles,
+    NotSent,
     #[error("it cannot be read: {0}")]
     Io(String),
 }
 
-/// Dag files that arrive without a folder around them.
-#[derive(Clone, Copy, Debug)]
-pub struct NoFiles;
+/// What was sent along with a dag file that has no folder around it, by its name in the run.
+#[derive(Clone, Debug, Default)]
+pub struct Attached(pub BTreeMap<String, EmbeddedFile>);
 
-impl FileSource for NoFiles {
-    fn read(&self, _path: &str) -> Result<EmbeddedFile, FileError> {
-        Err(FileError::NoFiles)
+impl FileSource for Attached {
+    fn read(&self, path: &str) -> Result<EmbeddedFile, FileError> {
+        self.0.get(&name_in_run(path)).cloned().ok_or(FileError::NotSent)
     }
 }
 

@@ -24,7 +24,7 @@ use context::{Context, Field};
 use yaml::Place;
 
 pub use diagnostics::{Diagnostic, Diagnostics};
-pub use files::{FileError, FileSource, Folder, MOST_EMBEDDED, NoFiles};
+pub use files::{Attached, FileError, FileSource, Folder, MOST_EMBEDDED};
 pub use keys::json_schema;
 
 /// A dag of 10,000 tasks, each with a few lines, fits with room to spare.

@@ -6,6 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Site, Wiring, tasks, text, wait_until};
+use tenure_clock::{Clock, SystemClock};
 
 macro_rules! on_both_wirings {
     ($($fact:ident),* $(,)?) => {
@@ -189,7 +190,7 @@ fn a_broken_file_leaves_the_last_good_version_in_force(site: &Site) {
 }
 
 fn a_schedule_creates_its_runs_exactly_once(site: &Site) {
-    let start = jiff::Timestamp::from_second(jiff::Timestamp::now().as_second() - 5).unwrap();
+    let start = jiff::Timestamp::from_second(SystemClock.now().as_second() - 5).unwrap();
     site.dag(
         "ticks.yaml",
         &format!("id: ticks\nschedule: {{ every: 1s }}\nstart_date: {start}\ncatchup: true\nmax_active_runs: 3\ntasks:\n  t: {{ exec: ['true'] }}\n"),
@@ -315,6 +316,17 @@ fn a_second_server_on_the_same_data_is_refused() {
     assert_eq!(second.status.code(), Some(1));
     let said = text(&second.stderr);
     assert!(said.contains("in use") && said.contains(&server.pid().to_string()), "{said}");
+}
+
+#[test]
+fn a_pushed_dag_takes_its_scripts_along() {
+    let site = Site::new(Wiring::Sqlite);
+    let _server = site.start();
+    std::fs::write(site.path("pushed.yaml"), "id: pushed\ntasks: { a: { python: a.py } }\n").unwrap();
+    std::fs::write(site.path("a.py"), "print('from the file')").unwrap();
+    site.ok(&["dag", "push", "pushed.yaml", "--unpaused"]);
+    assert_eq!(site.run("pushed", &[])["state"], "success");
+    assert!(site.ok(&["task", "logs", "pushed", "latest", "a", "-f"]).contains("from the file"));
 }
 
 #[test]

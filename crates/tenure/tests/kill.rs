@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Api, Site, Wiring, wait_until};
 use serde_json::{Value, json};
-use tenure_clock::Entropy;
+use tenure_clock::{Clock, Entropy, SystemClock};
 
 const KILLS: usize = 50;
 const KINDS: [&str; 3] = ["wide", "chain", "flaky"];
@@ -73,16 +73,11 @@ fn write_dags(site: &Site) {
         "flaky.yaml",
         &format!("id: flaky\nmax_active_runs: 4\ndefaults: {{ retries: 2, retry_delay: 0s }}\ntasks:\n  f: {{ bash: '{TRACE}; [ $TENURE_TRY_NUMBER -ge 2 ]' }}\n  g: {{ needs: [f], bash: '{TRACE}' }}\n"),
     );
-    let start = jiff::Timestamp::from_second(jiff_now()).unwrap();
+    let start = jiff::Timestamp::from_second(SystemClock.now().as_second()).unwrap();
     site.dag(
         "ticks.yaml",
         &format!("id: ticks\nschedule: {{ every: 2s }}\nstart_date: {start}\ncatchup: true\nmax_active_runs: 2\ntasks:\n  t: {{ bash: '{TRACE}' }}\n"),
     );
-}
-
-#[allow(clippy::disallowed_methods, reason = "the schedule starts now, in real time")]
-fn jiff_now() -> i64 {
-    jiff::Timestamp::now().as_second()
 }
 
 /// What clients know: runs they were told exist.

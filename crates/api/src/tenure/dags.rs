@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::airflow::PUSHED;
 use crate::error::{ApiError, ApiResult, Refusals};
 use crate::input::{Query, body_bytes, parse_json};
-use crate::state::{ApiState, Diagnostic, ImportError};
+use crate::state::{ApiState, Attachments, Diagnostic, ImportError};
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(default, deny_unknown_fields)]
@@ -31,6 +31,10 @@ pub struct PushBody {
     /// How errors name it.
     #[serde(default)]
     file_name: Option<String>,
+    /// Scripts that its tasks name, by their path beside the dag file: `{"load": {"content": "…", "executable": true}}`.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    files: Attachments,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -67,7 +71,7 @@ pub struct ImportErrorShape {
     message: String,
 }
 
-/// Register a dag: the body is the YAML text, or JSON with `source` and `file_name`.
+/// Register a dag: the body is the YAML text, or JSON with `source`, `file_name` and `files`.
 #[utoipa::path(post, path = "/api/tenure/dags", tag = "dags", params(PushQuery),
     request_body(content((PushBody = "application/json"), (String = "application/yaml"))), responses(
     (status = 201, description = "A new version is in force", body = PushResponse),
@@ -135,6 +139,7 @@ pub async fn errors(State(state): State<ApiState>) -> Json<ErrorsResponse> {
 struct Pushed {
     file_name: String,
     text: String,
+    files: Attachments,
 }
 
 async fn read(state: &ApiState, query: PushQuery, request: Request) -> ApiResult<Pushed> {
@@ -142,21 +147,21 @@ async fn read(state: &ApiState, query: PushQuery, request: Request) -> ApiResult
         request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let is_json = kind.starts_with("application/json");
     let bytes = body_bytes(request, state).await?;
-    let (text, file_name) = if is_json {
+    let (text, file_name, files) = if is_json {
         let body: PushBody = parse_json(&bytes)?;
-        (body.source, body.file_name.or(query.file_name))
+        (body.source, body.file_name.or(query.file_name), body.files)
     } else {
         let text = String::from_utf8(bytes.into()).map_err(|_| ApiError::body("not UTF-8 text"))?;
-        (text, query.file_name)
+        (text, query.file_name, Attachments::new())
     };
-    Ok(Pushed { file_name: file_name.unwrap_or_else(|| "dag.yaml".into()), text })
+    Ok(Pushed { file_name: file_name.unwrap_or_else(|| "dag.yaml".into()), text, files })
 }
 
 /// Off the async threads: a file of megabytes takes its time.
 async fn parse(state: &ApiState, pushed: Pushed) -> ApiResult<(DagSpec, String)> {
     let parser = state.parser.clone();
     let parsed = tokio::task::spawn_blocking(move || {
-        let spec = parser(&pushed.file_name, &pushed.text);
+        let spec = parser(&pushed.file_name, &pushed.text, pushed.files);
         spec.map(|spec| (spec, pushed.text))
     });
     match parsed.await {

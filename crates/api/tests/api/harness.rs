@@ -12,7 +12,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tenure_api::{
-    ApiState, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth, TokenDigest, router,
+    ApiState, Attachments, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth, TokenDigest,
+    router,
 };
 use tenure_clock::{Clock, Entropy, ManualClock};
 use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore, Scope, Takeover, Tenure};
@@ -272,7 +273,7 @@ pub fn spec(dag: &str, tasks: &str) -> DagSpec {
 }
 
 /// Stands in for the dag file parser: `id: name` and nothing else.
-fn parse(file: &str, text: &str) -> Result<DagSpec, Vec<Diagnostic>> {
+fn parse(file: &str, text: &str, _files: Attachments) -> Result<DagSpec, Vec<Diagnostic>> {
     assert_ne!(text, "panic", "asked to panic");
     match text.trim().strip_prefix("id: ") {
         Some(id) => Ok(spec(id, "a")),

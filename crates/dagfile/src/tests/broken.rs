@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 
 use super::files;
-use crate::{NoFiles, parse};
+use crate::{Attached, parse};
 
 fn check(text: &str, expected: Expect) {
     let errors = parse("etl.yaml", text, &files()).expect_err(text);
@@ -27,7 +27,7 @@ fn check_task(lines: &str, expected: Expect) {
 fn a_diagnostic_reads_like_a_compiler_error() {
     let text =
         "id: etl\ntasks:\n  transform: { empty: true }\n  load:\n    empty: true\n    needs: [transfrom]\n";
-    let errors = parse("dags/etl.yaml", text, &NoFiles).unwrap_err();
+    let errors = parse("dags/etl.yaml", text, &Attached::default()).unwrap_err();
     expect![[
         r#"dags/etl.yaml:6: task "load" needs "transfrom", which does not exist (did you mean "transform"?)"#
     ]]

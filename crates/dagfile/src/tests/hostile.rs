@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::files;
-use crate::{Diagnostics, MOST_EMBEDDED, MOST_TASKS, MOST_TEXT, NoFiles, parse};
+use crate::{Attached, Diagnostics, MOST_EMBEDDED, MOST_TASKS, MOST_TEXT, parse};
 
 /// The promise is one second in an optimised build. Tests run unoptimised, which is up to ten times
 /// slower; and they count processor time, since the machine may be busy with others.
@@ -132,7 +132,7 @@ fn a_dag_of_ten_thousand_tasks_is_read() {
         })
         .collect();
     let text = format!("id: d\nschedule: \"@daily\"\ndefaults: {{ retries: 2 }}\ntasks:\n{tasks}");
-    let spec = parse("f.yaml", &text, &NoFiles).unwrap_or_else(|errors| panic!("{errors}"));
+    let spec = parse("f.yaml", &text, &Attached::default()).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(spec.tasks.len(), 10_000);
     assert_eq!(spec.tasks[9_999].needs[0].as_str(), "t9998");
 }
@@ -146,12 +146,12 @@ proptest! {
 
     #[test]
     fn no_text_makes_the_reader_panic(text in "\\PC*") {
-        let _ = parse("f", &text, &NoFiles);
+        let _ = parse("f", &text, &Attached::default());
     }
 
     #[test]
     fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-        let _ = parse("f", &String::from_utf8_lossy(&bytes), &NoFiles);
+        let _ = parse("f", &String::from_utf8_lossy(&bytes), &Attached::default());
     }
 
     #[test]
@@ -165,7 +165,7 @@ proptest! {
             text.splice(at..end, insertion.chars());
         }
         let text: String = text.into_iter().collect();
-        if let Err(errors) = parse("f", &text, &NoFiles) {
+        if let Err(errors) = parse("f", &text, &Attached::default()) {
             prop_assert!(!errors.list.is_empty());
             prop_assert!(errors.list.iter().all(|error| error.line >= 1 && error.column >= 1), "{errors}");
         }

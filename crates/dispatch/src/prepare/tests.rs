@@ -35,12 +35,11 @@ fn binding(task: TaskSpec, conf: Value) -> Binding {
     }
 }
 
+/// Program, environment, and what must not be shown.
+type Prepared = (Program, BTreeMap<String, String>, Vec<String>);
+
 /// Everything but the results, which need a store.
-fn assign(
-    task: TaskSpec,
-    conf: Value,
-    results: Value,
-) -> Result<(Program, BTreeMap<String, String>, Vec<String>), String> {
+fn assign(task: TaskSpec, conf: Value, results: Value) -> Result<Prepared, String> {
     let binding = binding(task, conf);
     let mut hidden = BTreeSet::new();
     let params = params(&binding.spec, &binding.run.conf);

@@ -5,7 +5,7 @@ use std::path::{Path as FilePath, PathBuf};
 use clap::{Args, Subcommand};
 use comfy_table::Cell;
 use serde_json::{Value, json};
-use tenure_dagfile::{Diagnostics, FileSource, Folder, NoFiles};
+use tenure_dagfile::{Diagnostics, Folder};
 use tenure_model::DagSpec;
 
 use super::client::Path;
@@ -25,7 +25,7 @@ pub enum DagCommand {
     /// Check dag files and register what they hold as the version in force
     #[command(after_help = "Example:\n  tenure dag push dags/orders.yaml --unpaused")]
     Push {
-        /// Dag files; code that they name must be inline, since files beside them stay behind
+        /// Dag files; scripts beside them that they name are sent along
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// Dags that are new run by their schedule at once, instead of starting paused
@@ -192,7 +192,7 @@ fn task_row(task: &Value, all: &[Value]) -> Vec<Cell> {
 
 fn push(files: &[PathBuf], unpaused: bool, context: &Context) -> Result<(), Failure> {
     // All are checked before the first is sent: a typing error in one leaves the server as it was.
-    let checked: Vec<Checked> = files.iter().map(|file| check(file, &NoFiles)).collect::<Result<_, _>>()?;
+    let checked: Vec<Checked> = files.iter().map(|file| check(file)).collect::<Result<_, _>>()?;
     let broken: Vec<&Diagnostics> = checked.iter().filter_map(|file| file.parsed.as_ref().err()).collect();
     if !broken.is_empty() {
         broken.iter().for_each(|diagnostics| eprintln!("{diagnostics}"));
@@ -203,7 +203,7 @@ fn push(files: &[PathBuf], unpaused: bool, context: &Context) -> Result<(), Fail
     let mut answers = vec![];
     for file in &checked {
         let Ok(spec) = &file.parsed else { continue };
-        let body = json!({ "source": file.source, "file_name": file.name });
+        let body = json!({ "source": file.source, "file_name": file.name, "files": spec.files });
         let answer = client.post(&path, &body)?;
         if !context.screen.is_json() {
             screen::say(&pushed(&spec.id.to_string(), &answer))?;
@@ -256,7 +256,7 @@ fn errors(context: &Context) -> Result<(), Failure> {
 }
 
 fn validate(files: &[PathBuf], context: &Context) -> Result<(), Failure> {
-    let checked = files.iter().map(|file| check(file, &Folder::of(file)));
+    let checked = files.iter().map(|file| check(file));
     let checked: Vec<Checked> = checked.collect::<Result<_, _>>()?;
     let broken = checked.iter().any(|file| file.parsed.is_err());
     match context.screen.is_json() {
@@ -293,11 +293,11 @@ struct Checked {
     parsed: Result<DagSpec, Diagnostics>,
 }
 
-fn check(file: &FilePath, beside: &dyn FileSource) -> Result<Checked, Failure> {
+fn check(file: &FilePath) -> Result<Checked, Failure> {
     let name = file.display().to_string();
     let source =
         std::fs::read_to_string(file).map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
-    let parsed = tenure_dagfile::parse(&name, &source, beside);
+    let parsed = tenure_dagfile::parse(&name, &source, &Folder::of(file));
     Ok(Checked { name, source, parsed })
 }
 

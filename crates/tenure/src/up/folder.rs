@@ -13,8 +13,8 @@ use anyhow::{Result, bail};
 use notify::{RecursiveMode, Watcher};
 use tenure_api::{Diagnostic, ImportError};
 use tenure_clock::Clock;
-use tenure_dagfile::{Diagnostics, Folder, NoFiles};
-use tenure_model::{DagId, DagSpec, TenantId, VersionHash};
+use tenure_dagfile::{Attached, Diagnostics, Folder};
+use tenure_model::{DagId, DagSpec, EmbeddedFile, TenantId, VersionHash};
 use tenure_store::{DagRegistration, SharedStore, Trigger};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -179,9 +179,13 @@ impl DagFolder {
     }
 }
 
-/// Parses a dag that came over the network, where no files lie beside it.
-pub(super) fn parse_pushed(name: &str, text: &str) -> Result<DagSpec, Vec<Diagnostic>> {
-    tenure_dagfile::parse(name, text, &NoFiles).map_err(diagnostics)
+/// Parses a dag that came over the network, with the files that were sent along.
+pub(super) fn parse_pushed(
+    name: &str,
+    text: &str,
+    files: BTreeMap<String, EmbeddedFile>,
+) -> Result<DagSpec, Vec<Diagnostic>> {
+    tenure_dagfile::parse(name, text, &Attached(files)).map_err(diagnostics)
 }
 
 struct DagFile {

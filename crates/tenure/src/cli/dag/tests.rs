@@ -74,18 +74,17 @@ fn a_file_is_checked_with_the_files_beside_it() {
     let file = folder.path().join("orders.yaml");
     std::fs::write(&file, "id: orders\ntasks:\n  a: { python: a.py }\n  b: { needs: [c], empty: true }\n")
         .unwrap();
-    let lines = |beside: &dyn FileSource| {
-        let diagnostics = check(&file, beside).unwrap().parsed.unwrap_err();
+    let lines = || {
+        let diagnostics = check(&file).unwrap().parsed.unwrap_err();
         diagnostics.list.iter().map(|problem| problem.line).collect::<Vec<_>>()
     };
-    assert_eq!(lines(&Folder::of(&file)), [3, 4]);
+    assert_eq!(lines(), [3, 4]);
     std::fs::write(folder.path().join("a.py"), "print()").unwrap();
-    assert_eq!(lines(&Folder::of(&file)), [4]);
-    assert_eq!(lines(&NoFiles), [3, 4], "a push cannot take files along");
+    assert_eq!(lines(), [4]);
 }
 
 #[test]
 fn a_file_that_is_not_there_is_named() {
-    let error = check(FilePath::new("no/such.yaml"), &NoFiles).err().unwrap();
+    let error = check(FilePath::new("no/such.yaml")).err().unwrap();
     assert!(error.to_string().starts_with("no/such.yaml: "), "{error}");
 }
