@@ -70,6 +70,8 @@ pub(crate) struct ShardOwner {
     pub(crate) claims_due: BTreeSet<(Timestamp, TiKey, AttemptId)>,
     /// Runs whose cached state is known to be out of date.
     pub(crate) stale: BTreeSet<RunKey>,
+    /// Runs that made the planner panic in this pass.
+    pub(crate) poisoned: BTreeSet<RunKey>,
     /// Queued runs that were read in this pass already.
     pub(crate) preloaded: BTreeMap<RunKey, RunSnapshot>,
     /// Runs to plan in the next pass.
@@ -107,6 +109,7 @@ impl ShardOwner {
             wakes: BTreeSet::new(),
             claims_due: BTreeSet::new(),
             stale: BTreeSet::new(),
+            poisoned: BTreeSet::new(),
             preloaded: BTreeMap::new(),
             touched: BTreeSet::new(),
             reoffer: vec![],

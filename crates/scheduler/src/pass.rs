@@ -294,7 +294,12 @@ impl ShardOwner {
             snapshots.extend(self.deps.store.load_runs(&starting).await?);
         }
         for snapshot in snapshots {
+            starting.retain(|run| *run != snapshot.header.key);
             self.start(snapshot, now).await?;
+        }
+        // Gone from the database: waiting for them would never end.
+        for (run, dag) in starting.iter().flat_map(|run| due.iter().map(move |dag| (*run, *dag))) {
+            self.dags.forget_run(dag, run);
         }
         for number in due {
             self.dags.reschedule(number, now);
@@ -365,11 +370,13 @@ impl ShardOwner {
         Ok(())
     }
 
-    /// The planner panicked: this run ends, the others do not notice.
+    /// The planner panicked: this run ends, the others do not notice. What reports had changed in it is lost with
+    /// the plan, so they are to be sent again.
     async fn fail_poisoned(&mut self, key: RunKey, panic: &str, now: Timestamp) -> Result<(), PassError> {
         let run_id = self.runs[&key].header.run_id.clone();
         tracing::error!(run = %run_id, %panic, "planning panicked; the run is failed");
         self.deps.metrics.poison_runs.inc();
+        self.poisoned.insert(key);
         self.evict(key);
         // What is in memory may be half changed: end it from what the database has.
         for snapshot in self.deps.store.load_runs(&[key]).await? {
@@ -511,7 +518,8 @@ impl ShardOwner {
             conflicts = outcome.conflicts;
             self.settle(builder, &conflicts, outcome.created, now, again);
         }
-        let lost = |run: &RunKey| conflicts.contains(run);
+        let poisoned = std::mem::take(&mut self.poisoned);
+        let lost = |run: &RunKey| conflicts.contains(run) || poisoned.contains(run);
         for (envelope, ack, run) in answers {
             envelope.acknowledge(if run.as_ref().is_some_and(lost) { Ack::Retry } else { ack });
         }

@@ -513,6 +513,46 @@ async fn catch_up_runs_every_missed_tick_once_oldest_first_and_no_more_than_may_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_continuous_dag_has_one_run_at_a_time_and_the_next_when_it_ends() {
+    let rig = Rig::new().await;
+    let mut owner = rig.owner(Options::default());
+    rig.register(DagSpec { schedule: Schedule::Continuous, ..DagSpec::new("d", vec![exec("a")]) }).await;
+    for _ in 0..3 {
+        let assignment = owner.next().await;
+        let query = tenure_store::RunQuery::of(TenantId::default_tenant(), Some("d".into()));
+        let runs = rig.store.list_runs(&query).await.unwrap().items;
+        assert_eq!(runs.iter().filter(|run| !run.state.is_finished()).count(), 1);
+        owner.claim(&assignment).await;
+        owner.end(&assignment, Outcome::Success).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_once_dag_runs_once_whoever_owns_it() {
+    let rig = Rig::new().await;
+    let mut owner = rig.owner(Options::default());
+    rig.register(DagSpec { schedule: Schedule::Once, ..DagSpec::new("d", vec![exec("a")]) }).await;
+    let run = owner.play(Outcome::Success).await.run_id;
+    rig.wait_end("d", run.as_str()).await;
+    owner.scheduler.stop().await;
+    let mut next = rig.owner(Options::default());
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(next.assignments.try_recv().is_err(), "it ran again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_owner_looks_once_a_tick_and_commits_nothing() {
+    let rig = Rig::new().await;
+    let owner = rig.owner(Options::default());
+    rig.register(DagSpec { schedule: Schedule::Once, ..DagSpec::new("d", vec![]) }).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let changes = owner.scheduler.handle().changes();
+    let before = *changes.borrow();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(*changes.borrow(), before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_depends_on_the_past_waits_for_the_run_before() {
     let rig = Rig::new().await;
     let start = whole_second(rig.clock.now()) - Duration::from_secs(1_000);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail};
 use notify::{RecursiveMode, Watcher};
@@ -29,7 +29,14 @@ pub(super) struct DagFolder {
     root: PathBuf,
     store: SharedStore,
     clock: Arc<dyn Clock>,
+    /// The folder as it was when it was last read without trouble: nothing new, nothing to do.
+    seen: Option<Listing>,
+    /// What this process has registered already, by file.
+    known: BTreeMap<PathBuf, VersionHash>,
 }
+
+/// Every file below the folder with its size and when it was changed.
+type Listing = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 /// What a scan has found.
 #[derive(Debug)]
@@ -49,23 +56,17 @@ impl DagFolder {
             bail!("the dags folder {} is not there", folder.display());
         }
         let root = asked.unwrap_or_else(|| DEFAULT_FOLDER.into());
-        Ok(Self { root, store, clock })
+        Ok(Self { root, store, clock, seen: None, known: BTreeMap::new() })
     }
 
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Registers what is new or changed in the folder.
-    pub async fn scan(&self, errors: &Shared<Vec<ImportError>>) -> FolderReport {
-        self.scan_changes(errors, &mut BTreeMap::new()).await
-    }
-
     /// Scans again after every change, until it is told to stop.
-    pub async fn watch(self, errors: Shared<Vec<ImportError>>, stop: CancellationToken) {
+    pub async fn watch(mut self, errors: Shared<Vec<ImportError>>, stop: CancellationToken) {
         let (changed, mut changes) = mpsc::channel(1);
         let mut watcher = None;
-        let mut known = BTreeMap::new();
         loop {
             if watcher.is_none() && self.root.is_dir() {
                 watcher = self.start_watcher(changed.clone());
@@ -76,7 +77,9 @@ impl DagFolder {
                 () = tokio::time::sleep(RESCAN_EVERY) => {}
             }
             while changes.try_recv().is_ok() {}
-            self.scan_changes(&errors, &mut known).await;
+            if self.seen.as_ref() != Some(&list_folder(&self.root)) {
+                self.scan(&errors).await;
+            }
         }
     }
 
@@ -99,20 +102,23 @@ impl DagFolder {
         }
     }
 
-    /// `known`: what this process has registered already, by file.
-    async fn scan_changes(
-        &self,
-        errors: &Shared<Vec<ImportError>>,
-        known: &mut BTreeMap<PathBuf, VersionHash>,
-    ) -> FolderReport {
+    /// Registers what is new or changed in the folder.
+    pub async fn scan(&mut self, errors: &Shared<Vec<ImportError>>) -> FolderReport {
         let root = self.root.clone();
-        let files = match tokio::task::spawn_blocking(move || read_folder(&root)).await {
-            Ok(files) => files,
+        let read = tokio::task::spawn_blocking(move || {
+            let listing = list_folder(&root);
+            let files: Vec<DagFile> =
+                listing.keys().filter(|path| is_dag_file(path)).map(read_file).collect();
+            (listing, files)
+        });
+        let (listing, files) = match read.await {
+            Ok(read) => read,
             Err(panic) => {
                 tracing::error!(%panic, "reading the dags folder panicked");
-                vec![]
+                Default::default()
             }
         };
+        let mut refused = false;
         let mut broken: Vec<ImportError> = vec![];
         let mut owners: BTreeMap<DagId, PathBuf> = BTreeMap::new();
         for file in files {
@@ -121,7 +127,9 @@ impl DagFolder {
                     Some(owner) => Err(vec![duplicate(&file.path, &spec.id, owner)]),
                     None => {
                         owners.insert(spec.id.clone(), file.path.clone());
-                        self.register(&file.path, spec, file.text, known).await
+                        let registered = self.register(&file.path, spec, file.text).await;
+                        refused |= registered.is_err();
+                        registered
                     }
                 },
                 Err(diagnostics) => Err(diagnostics),
@@ -139,18 +147,14 @@ impl DagFolder {
             broken: broken.len(),
         };
         *errors.write().expect("no panic while holding the errors") = broken;
+        // What the database refused is tried again, also when nothing changes here.
+        self.seen = (!refused).then_some(listing);
         report
     }
 
-    async fn register(
-        &self,
-        path: &Path,
-        spec: DagSpec,
-        source: String,
-        known: &mut BTreeMap<PathBuf, VersionHash>,
-    ) -> Result<(), Vec<Diagnostic>> {
+    async fn register(&mut self, path: &Path, spec: DagSpec, source: String) -> Result<(), Vec<Diagnostic>> {
         let hash = spec.hash();
-        if known.get(path) == Some(&hash) {
+        if self.known.get(path) == Some(&hash) {
             return Ok(());
         }
         let registration = DagRegistration {
@@ -170,7 +174,7 @@ impl DagFolder {
                     let version = registered.version.version;
                     tracing::info!(dag = %registration.spec.id, version, file = %path.display(), "registered");
                 }
-                known.insert(path.to_owned(), hash);
+                self.known.insert(path.to_owned(), hash);
                 Ok(())
             }
             // Not the file's fault: the next scan tries again.
@@ -194,28 +198,33 @@ struct DagFile {
     parsed: Result<DagSpec, Vec<Diagnostic>>,
 }
 
-/// Every dag file below `root`, in order, parsed. Hidden files and folders are left out.
-fn read_folder(root: &Path) -> Vec<DagFile> {
-    let mut paths = vec![];
+/// Every file below `root`, in order. Hidden files and folders are left out.
+fn list_folder(root: &Path) -> Listing {
+    let mut listing = Listing::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue }; // gone between two looks
-        for entry in entries.flatten() {
+        for entry in entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
+        {
             let path = entry.path();
-            let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            let yaml = path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml");
-            if path.is_dir() && !hidden {
-                folders.push(path);
-            } else if yaml && !hidden {
-                paths.push(path);
+            match std::fs::metadata(&path) {
+                Ok(facts) if facts.is_dir() => folders.push(path),
+                Ok(facts) => {
+                    listing.insert(path, (facts.len(), facts.modified().ok()));
+                }
+                Err(_) => {} // a link to nowhere
             }
         }
     }
-    paths.sort();
-    paths.into_iter().map(read_file).collect()
+    listing
 }
 
-fn read_file(path: PathBuf) -> DagFile {
+fn is_dag_file(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml")
+}
+
+fn read_file(path: &PathBuf) -> DagFile {
+    let path = path.clone();
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let parsed = tenure_dagfile::parse(&path.display().to_string(), &text, &Folder::of(&path));

@@ -155,7 +155,7 @@ async fn serve(args: UpArgs) -> Result<()> {
         sole_instance: Some(data.instance.clone()),
     });
 
-    let dags = DagFolder::new(args.dags.clone(), Arc::clone(&store), Arc::clone(&clock))?;
+    let mut dags = DagFolder::new(args.dags.clone(), Arc::clone(&store), Arc::clone(&clock))?;
     let import_errors = Arc::new(RwLock::new(vec![]));
     let shutdown = CancellationToken::new();
     let readiness = Arc::new(health::Health::new(scheduler.handle()));
