@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -173,11 +172,12 @@ impl Agent {
             return Ok(());
         }
         self.admit(&assignment)?;
-        let handle = registry.add(attempt);
+        let before = registry.unended(assignment.ti);
+        let handle = registry.add(attempt, assignment.ti);
         drop(registry);
         let files = std::mem::take(&mut assignment.files);
-        let fresh = Attempt::ordered(Arc::clone(&self.shared), assignment, handle);
-        self.spawn(attempt, fresh.run(files));
+        let fresh = Attempt::ordered(Arc::clone(&self.shared), assignment, Arc::clone(&handle));
+        self.spawn(attempt, handle, fresh.run(files, before));
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Agent {
 
     /// How many attempts have not ended yet.
     pub fn running(&self) -> usize {
-        lock(&self.registry).attempts.values().filter(|handle| !handle.ended.load(Ordering::Acquire)).count()
+        lock(&self.registry).attempts.values().filter(|handle| !handle.ended.is_cancelled()).count()
     }
 
     /// Stops watching. Tasks go on under their supervisors, for the next agent to take up.
@@ -219,16 +219,25 @@ impl Agent {
     fn take_up(&self, left: Vec<(AttemptFolder, Order)>) {
         for (folder, order) in left {
             let id = order.assignment.attempt;
-            let handle = lock(&self.registry).add(id);
-            let found = Attempt::found(Arc::clone(&self.shared), folder, order, handle);
-            self.spawn(id, found.resume());
+            let handle = lock(&self.registry).add(id, order.assignment.ti);
+            let found = Attempt::found(Arc::clone(&self.shared), folder, order, Arc::clone(&handle));
+            self.spawn(id, handle, found.resume());
         }
     }
 
-    fn spawn(&self, attempt: AttemptId, life: impl Future<Output = ()> + Send + 'static) {
-        let registry = Arc::clone(&self.registry);
+    fn spawn(
+        &self,
+        attempt: AttemptId,
+        handle: Arc<Handle>,
+        life: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let (registry, shared) = (Arc::clone(&self.registry), Arc::clone(&self.shared));
         self.tasks.spawn(async move {
             life.await;
+            // At a shutdown the life of an attempt goes on without us, and so does the wait of its successors.
+            if !shared.shutdown.is_cancelled() {
+                handle.ended.cancel();
+            }
             lock(&registry).forget(attempt);
         });
     }
@@ -254,8 +263,16 @@ impl Registry {
         self.attempts.contains_key(&attempt) || self.forgotten.contains(&attempt)
     }
 
-    fn add(&mut self, attempt: AttemptId) -> Arc<Handle> {
-        Arc::clone(self.attempts.entry(attempt).or_default())
+    fn add(&mut self, attempt: AttemptId, ti: TiKey) -> Arc<Handle> {
+        let handle =
+            || Arc::new(Handle { ti, stop: CancellationToken::new(), ended: CancellationToken::new() });
+        Arc::clone(self.attempts.entry(attempt).or_insert_with(handle))
+    }
+
+    /// Attempts of one task instance of which something may still run.
+    fn unended(&self, ti: TiKey) -> Vec<Arc<Handle>> {
+        let attempts = self.attempts.values();
+        attempts.filter(|handle| handle.ti == ti && !handle.ended.is_cancelled()).cloned().collect()
     }
 
     fn forget(&mut self, attempt: AttemptId) {

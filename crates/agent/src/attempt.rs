@@ -10,7 +10,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -58,10 +57,12 @@ impl Shared {
 }
 
 /// What the outside holds of an attempt.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Handle {
+    pub ti: TiKey,
     pub stop: CancellationToken,
-    pub ended: AtomicBool,
+    /// Nothing of it runs any more.
+    pub ended: CancellationToken,
 }
 
 pub(crate) struct Attempt {
@@ -117,7 +118,8 @@ impl Attempt {
         Self { shared, folder, order, handle }
     }
 
-    pub async fn run(self, files: BTreeMap<String, EmbeddedFile>) {
+    /// `before`: attempts of the same task instance that may still be on their way out.
+    pub async fn run(self, files: BTreeMap<String, EmbeddedFile>, before: Vec<Arc<Handle>>) {
         let lock = match self.prepare(&files) {
             Ok(lock) => lock,
             Err(NotPrepared::Occupied) => {
@@ -127,7 +129,7 @@ impl Attempt {
             }
             Err(NotPrepared::Failed(error)) => return self.settle(self.cannot_start(error)).await,
         };
-        match self.claim().await {
+        match self.claim(before).await {
             Claim::Granted => self.start(lock).await,
             Claim::Refused => self.delete_folder(),
             // The claim may have been committed unheard, so the control plane has to learn this.
@@ -162,9 +164,16 @@ impl Attempt {
         })
     }
 
-    async fn claim(&self) -> Claim {
+    async fn claim(&self, before: Vec<Arc<Handle>>) -> Claim {
         let claim = self.report(ReportBody::Claim { attempt: self.id(), ti: self.ti() });
-        match self.handle.stop.run_until_cancelled(self.submit(claim)).await {
+        let in_turn = async {
+            // Two attempts of one task never overlap here: a cancelled one is given its grace first.
+            for earlier in before {
+                earlier.ended.cancelled().await;
+            }
+            self.submit(claim).await
+        };
+        match self.handle.stop.run_until_cancelled(in_turn).await {
             None => Claim::Stopped,
             Some(None) => Claim::Interrupted,
             // A stop that came together with the answer still comes before the start.
@@ -303,7 +312,7 @@ impl Attempt {
 
     /// True when the control plane has heard it; both answers mean that it may be forgotten.
     async fn report_end(&self, verdict: Verdict) -> bool {
-        self.handle.ended.store(true, Ordering::Release);
+        self.handle.ended.cancel();
         let Verdict { outcome, ended_at, result } = verdict;
         let end = ReportBody::End { attempt: self.id(), ti: self.ti(), outcome, ended_at, result };
         self.submit(self.report(end)).await.is_some()

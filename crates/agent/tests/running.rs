@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Bench, Ended, alive, eventually, failed, unique_sleep};
 use tenure_agent::{AgentError, AssignError};
-use tenure_model::{EmbeddedFile, FailReason, HttpRequest, Outcome, Program, ReportBody};
+use tenure_model::{Assignment, EmbeddedFile, FailReason, HttpRequest, Outcome, Program, ReportBody};
 
 #[tokio::test]
 async fn a_task_succeeds_with_output_and_result() {
@@ -175,6 +175,24 @@ async fn stop_lets_the_task_clean_up_within_its_grace() {
     bench.gone(attempt).await;
     assert!(bench.log().await.contains("cleaned"));
     agent.stop(attempt).await; // unknown by now: nothing happens
+}
+
+#[tokio::test]
+async fn the_next_attempt_of_a_task_begins_after_the_stopped_one_has_ended() {
+    let bench = Bench::new();
+    let agent = bench.agent().await;
+    let trace = bench.path("trace").display().to_string();
+    let slow = format!(
+        "trap 'sleep 0.3; echo end >> {trace}; exit 0' TERM; echo begin >> {trace}; while :; do sleep 0.02; done"
+    );
+    let first = bench.bash(&slow);
+    let second = Assignment { ti: first.ti, ..bench.bash(&format!("echo next >> {trace}")) };
+    agent.assign(first.clone()).await.unwrap();
+    let written = || std::fs::read_to_string(&trace).unwrap_or_default();
+    eventually("the first one runs", || written().contains("begin")).await;
+    agent.stop(first.attempt).await;
+    let ended = bench.run(&agent, second).await;
+    assert_eq!((ended.outcome, written().as_str()), (Outcome::Success, "begin\nend\nnext\n"));
 }
 
 #[tokio::test]

@@ -8,6 +8,9 @@ pub trait Executor: Send + Sync {
     /// Hands an attempt over. Delivering it twice is harmless: it starts only after its claim.
     async fn assign(&self, assignment: Assignment) -> Result<(), AssignError>;
 
+    /// Whether attempts can be handed to this node at all; placement leaves the others out.
+    fn reaches(&self, node: &NodeId) -> bool;
+
     /// Asks for an attempt to be stopped. Safe to repeat; an attempt the node does not have is no error.
     async fn stop(&self, node: &NodeId, attempt: AttemptId);
 }

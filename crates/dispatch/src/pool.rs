@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -28,6 +29,8 @@ impl PoolSize {
     /// Remote executors take milliseconds to seconds.
     pub const PRO: PoolSize = PoolSize { workers: 16, queue: 256 };
 }
+
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_millis(250);
 
 #[derive(Clone)]
 pub struct DispatchPool {
@@ -117,6 +120,10 @@ impl DispatchPool {
         }
     }
 
+    pub fn reaches(&self, node: &tenure_model::NodeId) -> bool {
+        self.shared.executor.reaches(node)
+    }
+
     /// Passes a stop on to the attempt's node, outside of any pass.
     pub fn stop(&self, node: tenure_model::NodeId, attempt: tenure_model::AttemptId) {
         let shared = Arc::clone(&self.shared);
@@ -151,6 +158,10 @@ impl Shared {
             }
         };
         drop(permit);
+        if outcome == Some(Outcome::NeverStarted) {
+            // It will be placed again, most likely right here: not as fast as it can be refused.
+            tokio::time::sleep(PAUSE_AFTER_REFUSAL).await;
+        }
         if let Some(outcome) = outcome {
             let body = ReportBody::End { attempt, ti, outcome, ended_at: self.clock.now(), result: None };
             // A closed channel means that the scheduler has stopped; a later owner finds the attempt queued.
@@ -167,6 +178,11 @@ impl Shared {
     async fn assign(&self, binding: Binding) -> Option<Outcome> {
         let assignment = match prepare(&binding, &*self.store, &*self.secrets).await {
             Ok(assignment) => assignment,
+            // The database's trouble is not the task's.
+            Err(error) if error.is_temporary() => {
+                tracing::warn!(attempt = %binding.attempt, %error, "cannot be prepared now");
+                return Some(Outcome::NeverStarted);
+            }
             Err(error) => return Some(cannot_start(&error.to_string())),
         };
         match self.executor.assign(assignment).await {

@@ -73,6 +73,13 @@ pub enum PrepareError {
     Results(#[from] StoreError),
 }
 
+impl PrepareError {
+    /// Trying again later may well succeed.
+    pub fn is_temporary(&self) -> bool {
+        matches!(self, Self::Results(StoreError::Unavailable { .. } | StoreError::Unknown { .. }))
+    }
+}
+
 /// Linux takes at most 128 KiB in one argument; longer scripts travel as a file.
 const LONGEST_ARGUMENT: usize = 100 * 1024;
 

@@ -113,19 +113,30 @@ struct Office {
 
 impl Office {
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        // A moment, not a pause: commands must not push the renewal back.
+        let mut renew_at = self.next_renewal();
         loop {
-            let pause = self.config.duration / 3 - self.entropy.jitter(self.config.duration / 20);
             tokio::select! {
                 command = inbox.recv() => match command {
                     Some(command) => self.handle(command).await,
                     None => break,
                 },
-                () = tokio::time::sleep(pause), if !self.held.is_empty() => self.renew_until_settled().await,
+                () = tokio::time::sleep_until(renew_at) => {
+                    if !self.held.is_empty() {
+                        self.renew_until_settled().await;
+                    }
+                    renew_at = self.next_renewal();
+                }
             }
         }
         for tenure in self.held.values() {
             tenure.trip();
         }
+    }
+
+    fn next_renewal(&self) -> tokio::time::Instant {
+        let pause = self.config.duration / 3 - self.entropy.jitter(self.config.duration / 20);
+        tokio::time::Instant::now() + pause
     }
 
     async fn handle(&mut self, command: Command) {

@@ -285,6 +285,11 @@ impl RunPlan {
                 ClaimVerdict::Granted
             }
             TaskState::Running => ClaimVerdict::Repeated,
+            // Cleared before the agent heard that it may start: then it never will.
+            TaskState::Restarting => {
+                self.finish_restart(task.0, TaskEvent::Withdraw, now);
+                ClaimVerdict::Superseded
+            }
             _ => ClaimVerdict::Superseded,
         }
     }
@@ -303,7 +308,7 @@ impl RunPlan {
         // An agent's clock may be behind ours; a task still does not end before it began.
         let ended_at = ti.started_at.map_or(ended_at, |started| ended_at.max(started));
         match outcome {
-            Outcome::NeverStarted => self.withdraw(task, "the attempt never started"),
+            Outcome::NeverStarted => self.withdraw(task, "the attempt never started", ended_at),
             // Only what was claimed can have run.
             Outcome::Success | Outcome::Skipped if unclaimed => return EndVerdict::Superseded,
             Outcome::Success => self.end_try(task.0, TaskEvent::Succeed, ended_at, None),
@@ -316,9 +321,9 @@ impl RunPlan {
     }
 
     /// Takes a bound attempt back; the same try is placed again under a new attempt id.
-    pub fn withdraw(&mut self, task: TaskNo, reason: &str) {
+    pub fn withdraw(&mut self, task: TaskNo, reason: &str, now: Timestamp) {
         if self.slots[task.index()].ti.state == TaskState::Restarting {
-            return self.finish_restart(task.0, TaskEvent::Withdraw);
+            return self.finish_restart(task.0, TaskEvent::Withdraw, now);
         }
         self.step(task.0, TaskEvent::Withdraw, Some(reason), |ti| {
             ti.attempt = None;
@@ -351,17 +356,18 @@ impl RunPlan {
 
     fn end_try(&mut self, at: u32, event: TaskEvent, ended_at: Timestamp, reason: Option<&str>) {
         if self.slots[at as usize].ti.state == TaskState::Restarting {
-            return self.finish_restart(at, event);
+            return self.finish_restart(at, event, ended_at);
         }
         self.step(at, event, reason, |ti| ti.ended_at = Some(ended_at));
         self.arm_retry(at);
     }
 
     /// The process of a cleared task has ended: now it is as if it had never run, but for its history.
-    fn finish_restart(&mut self, at: u32, event: TaskEvent) {
+    fn finish_restart(&mut self, at: u32, event: TaskEvent, ended_at: Timestamp) {
         let slot = &self.slots[at as usize];
         let retries = slot.spec.map_or(0, |spec| self.graph.task(spec).retries);
-        let (cleared, past) = (slot.ti.cleared(retries), slot.ti.clone());
+        let cleared = slot.ti.cleared(retries);
+        let past = TaskInstance { state: TaskState::Failed, ended_at: Some(ended_at), ..slot.ti.clone() };
         self.changes.past_tries.push((TaskNo(at), past));
         self.step(at, event, Some("cleared while running"), |ti| {
             *ti = TaskInstance { state: ti.state, ..cleared }

@@ -71,8 +71,10 @@ impl Dag {
 
     /// How many more runs the timetable may create. Missed ticks wait in the timetable, not in the table
     /// of runs, so a catch-up of thousands stays a handful of rows at a time.
-    pub fn room_to_create(&self) -> usize {
-        let unfinished = self.active.len() + self.queued.len();
+    /// A run that is queued for later is not in the way.
+    pub fn room_to_create(&self, now: Timestamp) -> usize {
+        let waiting = self.queued.range(..=(now, RunKey(i64::MAX))).count();
+        let unfinished = self.active.len() + waiting;
         match &self.plan {
             Some(plan) if plan.continuous => 1usize.saturating_sub(unfinished),
             Some(plan) => (plan.max_active_runs as usize).saturating_sub(unfinished),
@@ -122,11 +124,18 @@ impl DagBook {
         dag.active.remove(&run)
     }
 
+    /// Forgets a run that is gone, whatever dag it belonged to.
+    pub fn forget_everywhere(&mut self, run: RunKey) {
+        for dag in self.numbers() {
+            self.forget_run(dag, run);
+        }
+    }
+
     /// Puts the dag on the agenda for its next tick or its next queued run, whichever comes first.
     pub fn reschedule(&mut self, number: DagNo, now: Timestamp) {
         let dag = &self.dags[number.0 as usize];
         let tick = || dag.plan.as_ref().and_then(|plan| plan.next_due(now)).map(|due| due.run_after);
-        let create = if dag.room_to_create() > 0 { tick() } else { None };
+        let create = if dag.room_to_create(now) > 0 { tick() } else { None };
         let start =
             if dag.room_to_start() > 0 { dag.queued.first().map(|(run_after, _)| *run_after) } else { None };
         let next = create.into_iter().chain(start).min();

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TiKey};
+use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TiKey};
 use tenure_placement::{Cluster, Node, Request};
 use tenure_store::{NodeRecord, PoolRecord};
 
@@ -22,7 +22,8 @@ pub(crate) enum Limit {
     TaskInDag(DagNo, TaskId),
     /// `max_active_per_run` of a task.
     TaskInRun(RunKey, TaskId),
-    Pool(PoolName),
+    /// A pool, for tasks that take so many of its slots.
+    Pool(PoolName, u32),
     /// No node has room for this shape of request.
     Capacity(Shape),
 }
@@ -118,8 +119,30 @@ impl Ledger {
             Limit::Run(wish.run),
             Limit::TaskInDag(wish.dag, wish.task.clone()),
             Limit::TaskInRun(wish.run, wish.task),
-            Limit::Pool(wish.pool),
+            Limit::Pool(wish.pool, wish.pool_slots),
         ]
+    }
+
+    /// Gives back everything the tasks of a run hold.
+    pub fn give_back_run(&mut self, run: RunKey) -> Vec<Limit> {
+        let first = TiKey { run, task: TaskNo(0), map_index: i32::MIN };
+        let held: Vec<TiKey> =
+            self.held.range(first..).map(|(ti, _)| *ti).take_while(|ti| ti.run == run).collect();
+        held.into_iter().flat_map(|ti| self.give_back(ti)).collect()
+    }
+
+    /// Every limit that could hold a wish back.
+    pub fn limits_of(&self, wish: &Wish) -> Vec<Limit> {
+        let shape = self.shapes.iter().position(|known| *known == wish.request);
+        let capacity = shape.map(|at| Limit::Capacity(Shape(at as u32)));
+        let others = [
+            Limit::Paused(wish.dag),
+            Limit::Run(wish.run),
+            Limit::TaskInDag(wish.dag, wish.task.clone()),
+            Limit::TaskInRun(wish.run, wish.task.clone()),
+            Limit::Pool(wish.pool.clone(), wish.pool_slots),
+        ];
+        others.into_iter().chain(capacity).collect()
     }
 
     /// How many more could pass this limit; for `Capacity` one at a time.
@@ -134,7 +157,9 @@ impl Ledger {
             Limit::Run(run) => below(self.runs.get(run)),
             Limit::TaskInDag(dag, task) => below(self.tasks_in_dags.get(&(*dag, task.clone()))),
             Limit::TaskInRun(run, task) => below(self.tasks_in_runs.get(&(*run, task.clone()))),
-            Limit::Pool(pool) => self.pools.get(pool).map_or(0, Slots::free) as usize,
+            Limit::Pool(pool, slots) => {
+                (self.pools.get(pool).map_or(0, Slots::free) / (*slots).max(1)) as usize
+            }
             Limit::Capacity(shape) => {
                 usize::from(self.cluster.choose(&self.shapes[shape.0 as usize]).is_ok())
             }
@@ -148,7 +173,10 @@ impl Ledger {
             Limit::Run(_) => "their run has max_active_tasks running".into(),
             Limit::TaskInDag(_, task) => format!("task {task} has max_active_per_dag running"),
             Limit::TaskInRun(_, task) => format!("task {task} has max_active_per_run running"),
-            Limit::Pool(pool) => match self.pools.get(pool).and_then(|slots| slots.total) {
+            Limit::Pool(pool, slots) => match self.pools.get(pool).and_then(|slots| slots.total) {
+                Some(total) if *slots > total => {
+                    format!("pool {pool} has {total} slots, and they ask for {slots}")
+                }
                 Some(total) => format!("pool {pool} is full ({total} slots)"),
                 None => {
                     format!("pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
@@ -179,7 +207,7 @@ impl Ledger {
             }
         }
         let free = self.pools.get(&wish.pool).map_or(0, Slots::free);
-        (free < wish.pool_slots).then(|| Limit::Pool(wish.pool.clone()))
+        (free < wish.pool_slots).then(|| Limit::Pool(wish.pool.clone(), wish.pool_slots))
     }
 
     fn note(&mut self, ti: TiKey, node: NodeId, wish: Wish) {

@@ -10,13 +10,13 @@ use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{Binding, DispatchPool, RunContext};
 use tenure_lease::Tenure;
 use tenure_model::timetable::Timetable;
-use tenure_model::{AttemptId, RunKey, RunState, ShardId, TaskNo, TaskState, TiKey};
+use tenure_model::{AttemptId, RunKey, RunState, ShardId, TaskNo, TaskSpec, TaskState, TiKey};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
-use tenure_store::{DagSchedule, RunHeader, RunSnapshot, SharedStore, StoreError};
+use tenure_store::{DagSchedule, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore, StoreError};
 
 use crate::dags::{DagBook, DagNo, SchedulePlan};
 use crate::inbox::ReportInbox;
-use crate::ledger::{Ledger, Wish, request};
+use crate::ledger::{Ledger, Limit, Wish, request};
 use crate::metrics::SchedulerMetrics;
 use crate::ready::{Candidate, ReadyQueue};
 
@@ -92,6 +92,32 @@ pub(crate) struct ActiveRun {
     on_wakes: Option<Timestamp>,
 }
 
+impl ActiveRun {
+    fn candidate(&self, key: RunKey, task: TaskNo) -> Candidate {
+        Candidate {
+            priority: Reverse(self.plan.weight(task)),
+            date: self.header.logical_date.unwrap_or(self.header.run_after),
+            run: key,
+            task,
+            dag: self.dag,
+        }
+    }
+
+    fn wish(&self, key: RunKey, spec: &TaskSpec) -> Wish {
+        Wish {
+            dag: self.dag,
+            run: key,
+            task: spec.id.clone(),
+            pool: spec.pool.clone(),
+            pool_slots: spec.pool_slots,
+            request: request(&spec.resources, &spec.node_selector),
+            max_active_in_run: self.plan.graph().spec().max_active_tasks,
+            max_active_per_dag: spec.max_active_per_dag,
+            max_active_per_run: spec.max_active_per_run,
+        }
+    }
+}
+
 impl ShardOwner {
     /// Reads the shard. The fence is up already, so nobody else writes to it from here on.
     pub async fn take_over(deps: Deps, shard: ShardId, tenure: Tenure) -> Result<Self, StoreError> {
@@ -115,7 +141,7 @@ impl ShardOwner {
             reoffer: vec![],
             unreadable: BTreeMap::new(),
         };
-        owner.ledger.set_limits(&snapshot.pools, &snapshot.nodes);
+        owner.set_limits(&snapshot.pools, &snapshot.nodes);
         for schedule in snapshot.dags {
             owner.install_dag(schedule).await?;
         }
@@ -235,8 +261,13 @@ impl ShardOwner {
         if let Some(at) = run.on_wakes {
             self.wakes.remove(&(at, key));
         }
-        for (task, ti) in run.plan.tasks().filter(|(_, ti)| ti.state.is_bound()) {
-            self.give_back(TiKey::unmapped(key, task));
+        for (task, ti) in run.plan.tasks() {
+            if ti.state == TaskState::Scheduled
+                && let Some(spec) = run.plan.spec(task)
+            {
+                let wish = run.wish(key, spec);
+                self.ready.remove(&run.candidate(key, task), &self.ledger.limits_of(&wish));
+            }
             if let (Some(attempt), Some(queued_at)) = (ti.attempt, ti.queued_at) {
                 self.claims_due.remove(&(
                     queued_at + self.deps.config.claim_timeout,
@@ -245,12 +276,19 @@ impl ShardOwner {
                 ));
             }
         }
+        // By the ledger's own books: the plan may be half changed.
+        let freed = self.ledger.give_back_run(key);
+        self.free(freed);
         self.dags.forget_run(run.dag, key);
         self.touched.remove(&key);
     }
 
     pub fn give_back(&mut self, ti: TiKey) {
         let freed = self.ledger.give_back(ti);
+        self.free(freed);
+    }
+
+    fn free(&mut self, freed: Vec<Limit>) {
         if !freed.is_empty() {
             freed.into_iter().for_each(|limit| self.ready.free(limit));
             self.ready.free_capacity();
@@ -258,30 +296,19 @@ impl ShardOwner {
     }
 
     pub fn candidate(&self, key: RunKey, task: TaskNo) -> Candidate {
-        let run = &self.runs[&key];
-        Candidate {
-            priority: Reverse(run.plan.weight(task)),
-            date: run.header.logical_date.unwrap_or(run.header.run_after),
-            run: key,
-            task,
-            dag: run.dag,
-        }
+        self.runs[&key].candidate(key, task)
     }
 
     pub fn wish(&self, key: RunKey, task: TaskNo) -> Option<Wish> {
         let run = &self.runs[&key];
-        let spec = run.plan.spec(task)?;
-        Some(Wish {
-            dag: run.dag,
-            run: key,
-            task: spec.id.clone(),
-            pool: spec.pool.clone(),
-            pool_slots: spec.pool_slots,
-            request: request(&spec.resources, &spec.node_selector),
-            max_active_in_run: run.plan.graph().spec().max_active_tasks,
-            max_active_per_dag: spec.max_active_per_dag,
-            max_active_per_run: spec.max_active_per_run,
-        })
+        run.plan.spec(task).map(|spec| run.wish(key, spec))
+    }
+
+    /// Pools and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
+    pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
+        let reachable: Vec<NodeRecord> =
+            nodes.iter().filter(|node| self.deps.dispatch.reaches(&node.node)).cloned().collect();
+        self.ledger.set_limits(pools, &reachable);
     }
 
     /// The hand-out of a bound attempt.
@@ -330,6 +357,11 @@ impl ShardOwner {
                 TaskState::Scheduled => self.ready.push(self.candidate(key, task)),
                 TaskState::Queued | TaskState::Running | TaskState::Restarting => {
                     let node = self.runs[&key].plan.task(task).and_then(|ti| ti.node.clone());
+                    let attempt = self.runs[&key].plan.task(task).and_then(|ti| ti.attempt);
+                    if let (TaskState::Restarting, Some(node), Some(attempt)) = (state, &node, attempt) {
+                        // Whoever was to stop it may have died before saying so; saying it twice is harmless.
+                        self.deps.dispatch.stop(node.clone(), attempt);
+                    }
                     if let (Some(wish), Some(node)) = (self.wish(key, task), node) {
                         self.ledger.recover(ti, node, wish);
                     }

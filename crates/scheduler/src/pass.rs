@@ -56,6 +56,7 @@ impl ShardOwner {
         }
         self.load_reported(&envelopes);
         self.load_stale(now).await?;
+        report.again |= !self.stale.is_empty();
         let answers = self.apply_reports(envelopes, &mut builder, now);
         self.withdraw_unclaimed(&mut builder, now);
         self.wake_runs(now);
@@ -90,16 +91,19 @@ impl ShardOwner {
                         Some(schedule) => self.install_dag(schedule).await?,
                         None => self.dags.get_mut(number).plan = None,
                     }
-                    self.ready.free(Limit::Paused(number));
+                    if !self.dags.get(number).is_paused() {
+                        self.ready.free(Limit::Paused(number));
+                    }
                     self.dags.reschedule(number, now);
                 }
-                Attention::Stop { node, attempt } => builder.stops.push((node, attempt)),
+                // The row has moved on already, whatever becomes of this pass.
+                Attention::Stop { node, attempt } => self.deps.dispatch.stop(node, attempt),
                 Attention::Limits => limits_changed = true,
             }
         }
         if limits_changed {
             let (pools, nodes) = (self.deps.store.pools().await?, self.deps.store.nodes().await?);
-            self.ledger.set_limits(&pools, &nodes);
+            self.set_limits(&pools, &nodes);
             self.ready.free_all();
         }
         Ok(more)
@@ -150,13 +154,24 @@ impl ShardOwner {
             self.dags.reschedule(number, now);
         }
         for key in gone {
-            let dag = self.runs.get(&key).map(|run| run.dag);
-            self.evict(key);
-            if let Some(dag) = dag {
-                self.dags.reschedule(dag, now);
-            }
+            self.forget_deleted(key, now);
         }
         Ok(())
+    }
+
+    /// A run that is no longer in the database: nobody waits for it, and nobody depends on it any more.
+    fn forget_deleted(&mut self, key: RunKey, now: Timestamp) {
+        self.evict(key);
+        self.dags.forget_everywhere(key);
+        let dependents = self.runs.iter().filter(|(_, run)| run.past == Some(key)).map(|(run, _)| *run);
+        let dependents: Vec<RunKey> = dependents.collect();
+        for dependent in dependents {
+            self.evict(dependent);
+            self.stale.insert(dependent);
+        }
+        for dag in self.dags.numbers() {
+            self.dags.reschedule(dag, now);
+        }
     }
 
     fn apply_reports(
@@ -248,8 +263,10 @@ impl ShardOwner {
                 }
             }
         }
-        let unwanted = has.difference(&wanted).map(|attempt| (node.clone(), *attempt));
-        builder.stops.extend(unwanted);
+        // Of a run that cannot be read nobody knows what is wanted.
+        let unknown = |ti: &TiKey| self.unreadable.contains_key(&ti.run);
+        let unwanted = attempts.iter().filter(|(attempt, ti)| !wanted.contains(attempt) && !unknown(ti));
+        builder.stops.extend(unwanted.map(|(attempt, _)| (node.clone(), *attempt)));
     }
 
     /// `queued` is never immortal.
@@ -261,7 +278,7 @@ impl ShardOwner {
             let Some(instance) = run.plan.task(ti.task) else { continue };
             if instance.state == TaskState::Queued && instance.attempt == Some(attempt) {
                 builder.stops.extend(instance.node.clone().map(|node| (node, attempt)));
-                run.plan.withdraw(ti.task, "not claimed in time");
+                run.plan.withdraw(ti.task, "not claimed in time", now);
                 self.deps.metrics.withdrawn.inc();
                 self.touched.insert(ti.run);
             }
@@ -309,7 +326,7 @@ impl ShardOwner {
 
     fn create_due(&mut self, number: DagNo, builder: &mut PassBuilder, now: Timestamp) {
         let dag = self.dags.get_mut(number);
-        let room = dag.room_to_create().min(CREATED_PER_DAG);
+        let room = dag.room_to_create(now).min(CREATED_PER_DAG);
         let Some(plan) = &mut dag.plan else { return };
         for _ in 0..room {
             let Some(due) = plan.next_due(now).filter(|due| due.run_after <= now) else { break };
@@ -426,6 +443,12 @@ impl ShardOwner {
                     builder.stops.push((node.clone(), attempt));
                 }
             }
+            if step.from == TaskState::Scheduled
+                && step.to != TaskState::Queued
+                && let Some(wish) = self.wish(key, step.task)
+            {
+                self.ready.remove(&self.candidate(key, step.task), &self.ledger.limits_of(&wish));
+            }
             if step.to == TaskState::Scheduled {
                 self.ready.push(self.candidate(key, step.task));
             }
@@ -520,8 +543,12 @@ impl ShardOwner {
         }
         let poisoned = std::mem::take(&mut self.poisoned);
         let lost = |run: &RunKey| conflicts.contains(run) || poisoned.contains(run);
+        let all_written = conflicts.is_empty() && poisoned.is_empty();
         for (envelope, ack, run) in answers {
-            envelope.acknowledge(if run.as_ref().is_some_and(lost) { Ack::Retry } else { ack });
+            // An inventory speaks of many runs: it counts when every one of them was written.
+            let inventory = matches!(envelope.report.body, ReportBody::Inventory { .. });
+            let again = run.as_ref().is_some_and(lost) || (inventory && !all_written);
+            envelope.acknowledge(if again { Ack::Retry } else { ack });
         }
         let mut bindings = std::mem::take(&mut self.reoffer);
         bindings.extend(

@@ -68,6 +68,19 @@ impl FairQueue {
         self.len -= 1;
         Some(candidate)
     }
+
+    fn remove(&mut self, candidate: &Candidate) {
+        let Some(level) = self.levels.get_mut(&candidate.priority) else { return };
+        let Some(queue) = level.queues.get_mut(&candidate.dag) else { return };
+        self.len -= usize::from(queue.remove(candidate));
+        if queue.is_empty() {
+            level.queues.remove(&candidate.dag);
+            level.turns.retain(|dag| *dag != candidate.dag);
+        }
+        if level.turns.is_empty() {
+            self.levels.remove(&candidate.priority);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -95,11 +108,36 @@ impl ReadyQueue {
         self.parked.entry(limit).or_default().push(candidate);
     }
 
-    /// This limit may have room again.
-    pub fn free(&mut self, limit: Limit) {
-        if self.parked.contains_key(&limit) {
-            self.freed.insert(limit);
+    /// Forgets a candidate, wherever it waits. `limits` are all that could hold it back.
+    pub fn remove(&mut self, candidate: &Candidate, limits: &[Limit]) {
+        self.ready.remove(candidate);
+        for limit in limits {
+            if let Some(waiting) = self.parked.get_mut(limit) {
+                waiting.remove(candidate);
+                if waiting.len == 0 {
+                    self.parked.remove(limit);
+                }
+            }
         }
+    }
+
+    /// This limit may have room again. A pool's slots are worth something to tasks of every size.
+    pub fn free(&mut self, limit: Limit) {
+        match &limit {
+            Limit::Pool(pool, _) => {
+                let sizes = Limit::Pool(pool.clone(), 0)..=Limit::Pool(pool.clone(), u32::MAX);
+                self.freed.extend(self.parked.range(sizes).map(|(limit, _)| limit.clone()));
+            }
+            _ if self.parked.contains_key(&limit) => {
+                self.freed.insert(limit);
+            }
+            _ => {}
+        }
+    }
+
+    /// A pass with room to hand out would find something to try.
+    pub fn has_work(&self) -> bool {
+        !self.is_empty() || !self.freed.is_empty()
     }
 
     /// Any limit that holds something back may have room again.
@@ -197,5 +235,19 @@ mod tests {
             order.extend(drain(&mut queue));
         }
         assert_eq!(order, [(1, 1), (2, 10), (1, 2), (1, 3)]);
+    }
+
+    #[test]
+    fn a_removed_candidate_is_nowhere_and_its_dag_loses_its_turn() {
+        let mut queue = ReadyQueue::default();
+        let limit = Limit::Run(RunKey(1));
+        queue.push(candidate(1, 1, 1));
+        queue.park(limit.clone(), candidate(1, 1, 1));
+        queue.push(candidate(2, 2, 1));
+        queue.remove(&candidate(1, 1, 1), &[limit.clone()]);
+        queue.free(limit);
+        assert!(!queue.refill(|_| 9));
+        assert_eq!(drain(&mut queue), [(2, 2)]);
+        assert!(queue.ready.levels.is_empty() && queue.parked.is_empty());
     }
 }

@@ -317,7 +317,7 @@ impl Office {
                 () = tenure.lost().cancelled() => return Ended::Lost,
                 () = self.deps.inbox.arrived() => {}
                 changed = wakes.changed() => look = changed.is_ok(),
-                () = self.deps.dispatch.freed(), if !owner.ready.is_empty() => {}
+                () = self.deps.dispatch.freed(), if owner.ready.has_work() => {}
                 () = tokio::time::sleep(self.until_timer(&owner).min(until_look)) => {}
             }
             look |= next_look <= self.deps.clock.boottime();

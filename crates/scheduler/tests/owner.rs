@@ -41,6 +41,10 @@ impl Executor for Hands {
         Ok(())
     }
 
+    fn reaches(&self, node: &NodeId) -> bool {
+        node.as_str() == "n"
+    }
+
     async fn stop(&self, _node: &NodeId, attempt: AttemptId) {
         self.stopped.lock().unwrap().push(attempt);
     }
@@ -141,7 +145,12 @@ impl Rig {
     }
 
     async fn trigger(&self, dag: &str, run: &str) {
-        let new = NewRun {
+        let created = self.store.create_run(&self.user(), &self.new_run(dag, run)).await.unwrap();
+        assert!(matches!(created, CreateRunOutcome::Created(_)));
+    }
+
+    fn new_run(&self, dag: &str, run: &str) -> NewRun {
+        NewRun {
             tenant: TenantId::default_tenant(),
             dag: dag.into(),
             run_id: RunId::new(run),
@@ -153,9 +162,7 @@ impl Rig {
             note: None,
             triggered_by: "tester".into(),
             idempotency_key: None,
-        };
-        let created = self.store.create_run(&self.user(), &new).await.unwrap();
-        assert!(matches!(created, CreateRunOutcome::Created(_)));
+        }
     }
 
     async fn run(&self, dag: &str, run: &str) -> RunView {
@@ -387,6 +394,31 @@ async fn a_run_that_panics_the_planner_fails_alone() {
     assert_eq!(rig.states("poison", "r").await, "skipped");
 }
 
+fn planner_that_panics_on_a_success(plan: &mut RunPlan, now: Timestamp) {
+    let poison = plan.facts().dag.as_str() == "poison";
+    assert!(!poison || plan.tasks().all(|(_, ti)| ti.state != TaskState::Success), "planted");
+    plan.plan(now);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_panics_the_planner_in_the_middle_of_a_report_fails_alone() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("poison", vec![exec("a"), exec("b").needs(&["a"])])).await;
+    rig.register(DagSpec::new("good", vec![exec("a")])).await;
+    let config = OwnerConfig { planner: planner_that_panics_on_a_success, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("poison", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Retry, "its effect was not written");
+    assert_eq!(rig.wait_end("poison", "r").await.state, RunState::Failed);
+    owner.wait_stopped(first.attempt).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Superseded);
+    rig.trigger("good", "r").await;
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("good", "r").await.state, RunState::Success);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_cannot_be_prepared_fails_with_its_reason_and_the_others_run() {
     let rig = Rig::new().await;
@@ -448,6 +480,107 @@ async fn a_missing_pool_holds_its_tasks_and_says_so_until_it_is_there() {
     let pool = PoolRecord { name: PoolName::new("rare"), slots: 1, description: String::new() };
     rig.store.put_pool(&rig.user(), &pool).await.unwrap();
     owner.play(Outcome::Success).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_of_different_sizes_share_a_pool_without_stopping_the_owner() {
+    let rig = Rig::new().await;
+    let pool = PoolRecord { name: PoolName::new("p"), slots: 3, description: String::new() };
+    rig.store.put_pool(&rig.user(), &pool).await.unwrap();
+    let task = |id: &str, slots, priority| TaskSpec {
+        pool: PoolName::new("p"),
+        pool_slots: slots,
+        priority,
+        ..exec(id)
+    };
+    let tasks = vec![task("one", 1, 9), task("two", 2, 8), task("three", 2, 1), task("four", 2, 1)];
+    rig.register(DagSpec::new("d", tasks)).await;
+    let mut owner = rig.owner(Options { pool: PoolSize::LITE, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let (one, two) = (owner.next().await, owner.next().await);
+    assert_eq!((one.task.as_str(), two.task.as_str()), ("one", "two"));
+    for assignment in [&one, &two] {
+        owner.claim(assignment).await;
+    }
+    // One slot is free and both that wait want two.
+    assert_eq!(owner.end(&one, Outcome::Success).await, Ack::Accepted);
+    assert_eq!(owner.end(&two, Outcome::Success).await, Ack::Accepted);
+    owner.play(Outcome::Success).await;
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_nobody_can_reach_gets_nothing() {
+    let rig = Rig::new().await;
+    let ghost = NodeRegistration {
+        node: NodeId::new("ghost"),
+        capacity: Resources::default().with(Resources::TASKS, 1_000_000_000),
+        labels: Default::default(),
+        version: "gone".into(),
+    };
+    rig.store.register_node(&ghost, rig.clock.now()).await.unwrap();
+    rig.register(DagSpec::new("d", vec![exec("a"), exec("b")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    for _ in 0..2 {
+        assert_eq!(owner.play(Outcome::Success).await.node.as_str(), "n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn queued_runs_that_end_and_vanish_hold_nobody_up() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec { max_active_runs: 1, ..DagSpec::new("d", vec![exec("a")]) }).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "first").await;
+    let first = owner.next().await;
+    for n in 0..20 {
+        let run = format!("r{n}");
+        rig.trigger("d", &run).await;
+        let (dag, run) = ("d".into(), RunId::from(run));
+        rig.store.set_run_state(&rig.user(), &dag, &run, RunState::Failed).await.unwrap();
+        rig.store.delete_run(&rig.user(), &dag, &run).await.unwrap();
+    }
+    rig.trigger("d", "last").await;
+    owner.claim(&first).await;
+    owner.end(&first, Outcome::Success).await;
+    assert_eq!(owner.play(Outcome::Success).await.run_id.as_str(), "last");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_for_tomorrow_does_not_hold_the_schedule_up() {
+    let rig = Rig::new().await;
+    let spec = DagSpec {
+        schedule: Schedule::Every { interval: Duration::from_secs(1) },
+        max_active_runs: 1,
+        ..DagSpec::new("d", vec![exec("a")])
+    };
+    rig.register(spec).await;
+    let tomorrow = rig.clock.now() + Duration::from_secs(86_400);
+    let later = NewRun { run_after: tomorrow, ..rig.new_run("d", "later") };
+    rig.store.create_run(&rig.user(), &later).await.unwrap();
+    let mut owner = rig.owner(Options::default());
+    assert!(owner.play(Outcome::Success).await.run_id.as_str().starts_with("scheduled__"));
+    assert_eq!(rig.run("d", "later").await.state, RunState::Queued);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_past_run_holds_nobody_up() {
+    let rig = Rig::new().await;
+    let start = whole_second(rig.clock.now()) - Duration::from_secs(1_000);
+    let spec = DagSpec {
+        schedule: Schedule::Every { interval: Duration::from_secs(900) },
+        start_date: Some(start),
+        catchup: true,
+        ..DagSpec::new("d", vec![TaskSpec { depends_on_past: true, ..exec("a") }])
+    };
+    let mut owner = rig.owner(Options::default());
+    rig.register(spec).await;
+    let first = owner.play(failed()).await;
+    rig.wait_end("d", first.run_id.as_str()).await;
+    rig.store.delete_run(&rig.user(), &"d".into(), &first.run_id).await.unwrap();
+    assert_ne!(owner.play(Outcome::Success).await.run_id, first.run_id);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,7 @@ on_both_wirings!(
     failures_retries_and_skips_end_as_documented,
     a_timeout_and_a_cancel_kill_grandchildren_too,
     a_cleared_task_runs_again_and_keeps_its_history,
+    a_cancelled_task_has_ended_before_it_runs_again,
     a_broken_file_leaves_the_last_good_version_in_force,
     a_schedule_creates_its_runs_exactly_once,
     a_pool_bounds_what_runs_at_once,
@@ -167,6 +168,26 @@ fn a_cleared_task_runs_again_and_keeps_its_history(site: &Site) {
     assert_eq!(site.effect("a").as_deref(), Some("1\n"), "what succeeded is left alone");
     let tries = site.json(&["task", "tries", "again", "r", "b"]);
     assert_eq!(tries.as_array().map(Vec::len), Some(2), "{tries}");
+}
+
+fn a_cancelled_task_has_ended_before_it_runs_again(site: &Site) {
+    site.dag(
+        "slow.yaml",
+        "id: slow\ntasks:\n  a:\n    grace: 5s\n    bash: |\n      trap 'sleep 1; date +%s%N >> EFFECTS/ends; exit 1' TERM\n      date +%s%N >> EFFECTS/begins\n      test -e EFFECTS/second && exit 0\n      sleep 60 & wait\n",
+    );
+    let _server = site.start();
+    site.ok(&["run", "trigger", "slow", "--run-id", "r"]);
+    wait_until("the task", Duration::from_secs(20), || site.effect("begins")).expect("it runs");
+    site.ok(&["run", "cancel", "slow", "r"]);
+    std::fs::write(site.path("effects").join("second"), "").unwrap();
+    site.ok(&["run", "clear", "slow", "r", "--yes"]);
+    let begins = wait_until("the second attempt", Duration::from_secs(30), || {
+        site.effect("begins").filter(|begins| begins.lines().count() == 2)
+    })
+    .expect("it runs again");
+    let ended = site.effect("ends").expect("the first attempt has ended before the second one begins");
+    let at = |line: Option<&str>| line.unwrap().parse::<u128>().unwrap();
+    assert!(at(ended.lines().next()) <= at(begins.lines().nth(1)), "ends {ended}begins {begins}");
 }
 
 fn a_broken_file_leaves_the_last_good_version_in_force(site: &Site) {

@@ -66,7 +66,8 @@ impl Bench {
     pub fn program(&self, program: Program) -> Assignment {
         Assignment {
             attempt: AttemptId(self.entropy.uuid(SystemClock.now())),
-            ti: TiKey::unmapped(RunKey(1), TaskNo(0)),
+            // Each a task instance of its own: attempts of one would wait for each other.
+            ti: TiKey::unmapped(RunKey(1), TaskNo(u32::from_be_bytes(self.entropy.bytes()))),
             node: NodeId::new("n1"),
             scope: "scheduler/shard-00".into(),
             epoch: 1,

@@ -140,7 +140,7 @@ fn a_stale_attempt_is_superseded_everywhere() {
     let mut plan = running(DagSpec::new("d", vec![exec("a")]));
     plan.plan(at(1));
     plan.bind(TaskNo(0), attempt(1), NodeId::new("n"), at(1));
-    plan.withdraw(TaskNo(0), "not claimed in time");
+    plan.withdraw(TaskNo(0), "not claimed in time", at(2));
     plan.bind(TaskNo(0), attempt(2), NodeId::new("n"), at(2));
     assert_eq!(plan.claim(TaskNo(0), attempt(1), at(3)), ClaimVerdict::Superseded);
     assert_eq!(plan.end(TaskNo(0), attempt(1), &Outcome::Success, at(3)), EndVerdict::Superseded);
@@ -182,7 +182,20 @@ fn a_task_cleared_while_running_starts_over_once_its_process_has_ended() {
     plan.plan(at(2));
     let ti = plan.task(TaskNo(0)).unwrap();
     assert_eq!((ti.state, ti.try_number, ti.max_tries), (TaskState::Scheduled, 3, 4));
-    assert_eq!(plan.take_changes().past_tries.len(), 1);
+    let tries = plan.take_changes().past_tries;
+    assert_eq!((tries[0].1.state, tries[0].1.ended_at), (TaskState::Failed, Some(at(2))));
+}
+
+#[test]
+fn a_claim_that_was_cleared_before_its_answer_arrived_starts_nothing() {
+    let mut plan = running(DagSpec::new("d", vec![exec("a")]));
+    plan.plan(at(1));
+    plan.bind(TaskNo(0), attempt(1), NodeId::new("n"), at(1));
+    plan.claim(TaskNo(0), attempt(1), at(1));
+    plan.slots[0].ti.state = TaskState::Restarting; // as the user's clear has left it
+    assert_eq!(plan.claim(TaskNo(0), attempt(1), at(2)), ClaimVerdict::Superseded);
+    plan.plan(at(2));
+    assert_eq!(states(&plan), "scheduled", "nobody holds it up");
 }
 
 #[test]
@@ -307,7 +320,7 @@ proptest! {
                     next_attempt += 1;
                     plan.bind(task, attempt(next_attempt), NodeId::new("n"), now);
                 }
-                (TaskState::Queued, 0) => plan.withdraw(task, "test"),
+                (TaskState::Queued, 0) => plan.withdraw(task, "test", now),
                 (TaskState::Queued, _) => {
                     plan.claim(task, ti.attempt.unwrap(), now);
                 }

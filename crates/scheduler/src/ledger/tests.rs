@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 use proptest::prelude::*;
-use tenure_model::TaskNo;
 
 use super::*;
 
@@ -48,7 +47,7 @@ fn each_limit_names_itself() {
     assert_eq!(ledger.take(key(1, 3), wish(1, 3, 1)), Err(Limit::Run(RunKey(1))));
     ledger.take(key(2, 0), wish(2, 0, 1)).unwrap();
     assert_eq!(ledger.take(key(3, 0), wish(3, 0, 1)), Err(Limit::TaskInDag(DagNo(1), TaskId::new("t0"))));
-    assert_eq!(ledger.take(key(3, 9), wish(3, 9, 1)), Err(Limit::Pool(PoolName::new("p"))));
+    assert_eq!(ledger.take(key(3, 9), wish(3, 9, 1)), Err(Limit::Pool(PoolName::new("p"), 1)));
     ledger.give_back(key(1, 1));
     let Err(Limit::Capacity(shape)) = ledger.take(key(3, 9), wish(3, 9, 4)) else {
         panic!("four cpus are not free")

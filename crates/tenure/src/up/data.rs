@@ -17,6 +17,8 @@ pub(super) struct DataFolder {
     /// Names this installation across restarts. While we hold the folder's lock, whoever else carried this
     /// name is gone.
     pub instance: String,
+    /// What the agent of this installation is called: the host it was made on, and a few signs of its own.
+    pub node: String,
     pub token: String,
     _lock: File,
 }
@@ -29,9 +31,11 @@ impl DataFolder {
         let lock = lock(&root).with_context(at)?;
         let instance =
             read_or_create(&root.join("instance"), || hex(&entropy.bytes::<16>())).with_context(at)?;
+        let node = || format!("{}-{}", super::node::host_name(), &instance[..4]);
+        let node = read_or_create(&root.join("node"), node).with_context(at)?;
         let token =
             read_or_create(&root.join(TOKEN_FILE), || hex(&entropy.bytes::<32>())).with_context(at)?;
-        Ok(Self { root, instance, token, _lock: lock })
+        Ok(Self { root, instance, node, token, _lock: lock })
     }
 
     pub fn token_file(&self) -> PathBuf {

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 /// Hands attempts to the local agent, and holds them until it is there.
 #[derive(Debug)]
 pub(super) struct LocalExecutor {
+    node: NodeId,
     agent: watch::Sender<Option<Slot>>,
 }
 
@@ -24,13 +25,11 @@ impl std::fmt::Debug for Slot {
     }
 }
 
-impl Default for LocalExecutor {
-    fn default() -> Self {
-        Self { agent: watch::channel(None).0 }
-    }
-}
-
 impl LocalExecutor {
+    pub fn new(node: NodeId) -> Self {
+        Self { node, agent: watch::channel(None).0 }
+    }
+
     pub fn set(&self, agent: Agent) {
         self.agent.send_replace(Some(Slot(Arc::new(Mutex::new(Some(Arc::new(agent)))))));
     }
@@ -70,6 +69,10 @@ impl Executor for LocalExecutor {
             }
             Err(other) => Err(AssignError::NotTaken { node, reason: other.to_string() }),
         }
+    }
+
+    fn reaches(&self, node: &NodeId) -> bool {
+        *node == self.node
     }
 
     async fn stop(&self, _node: &NodeId, attempt: AttemptId) {

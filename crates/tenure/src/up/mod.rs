@@ -120,7 +120,7 @@ async fn serve(args: UpArgs) -> Result<()> {
         Some(_) => Profile::Pro,
         None => Profile::Lite,
     });
-    let registration = node::describe();
+    let registration = node::describe(&data.node);
     let node = registration.node.clone();
     store
         .register_node(&registration, clock.now())
@@ -130,7 +130,7 @@ async fn serve(args: UpArgs) -> Result<()> {
     let mut registry = Registry::default();
     let log_store: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(data.logs()?)?);
     let holder = Holder {
-        name: format!("{node}:{}", std::process::id()),
+        name: format!("{}:{}", node::host_name(), std::process::id()),
         instance: data.instance.clone(),
         address: Some(url.clone()),
     };
@@ -138,7 +138,7 @@ async fn serve(args: UpArgs) -> Result<()> {
     let elector_config = ElectorConfig { holder, duration: LEASE_DURATION, margin: LEASE_MARGIN };
     let elector = Arc::new(Elector::start(leases, elector_config, Arc::clone(&clock), entropy.clone())?);
     let inbox = ReportInbox::default();
-    let executor = Arc::new(LocalExecutor::default());
+    let executor = Arc::new(LocalExecutor::new(node.clone()));
     let scheduler = Scheduler::start(SchedulerParts {
         store: Arc::clone(&store),
         elector,
@@ -158,7 +158,7 @@ async fn serve(args: UpArgs) -> Result<()> {
     let mut dags = DagFolder::new(args.dags.clone(), Arc::clone(&store), Arc::clone(&clock))?;
     let import_errors = Arc::new(RwLock::new(vec![]));
     let shutdown = CancellationToken::new();
-    let readiness = Arc::new(health::Health::new(scheduler.handle()));
+    let readiness = Arc::new(health::Health::new(scheduler.handle(), Arc::clone(&clock)));
     let state = ApiState {
         store: Arc::clone(&store),
         clock: Arc::clone(&clock),

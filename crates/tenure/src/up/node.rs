@@ -8,7 +8,9 @@ use tenure_store::NodeRegistration;
 /// Tasks that ask for no resources are cheap, but each is still a process or two.
 const TASKS_PER_CPU: u64 = 32;
 
-pub(super) fn describe() -> NodeRegistration {
+/// The node is this installation, not this machine: two data folders on one host are two nodes, and an
+/// installation that moves stays the node it was. Its name is therefore the folder's own.
+pub(super) fn describe(name: &str) -> NodeRegistration {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let mut capacity = Resources::default()
         .with(Resources::CPU, cpus * 1_000)
@@ -17,7 +19,7 @@ pub(super) fn describe() -> NodeRegistration {
         capacity = capacity.with(Resources::MEMORY, bytes * 1_000);
     }
     NodeRegistration {
-        node: NodeId::from(host_name()),
+        node: NodeId::new(name),
         capacity,
         labels: BTreeMap::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
