@@ -37,15 +37,19 @@ impl PassBuilder {
 
     pub fn add(&mut self, run: RunKey, revision: i64, plan: &RunPlan, changes: Changes) {
         let draft = self.draft(run, revision);
+        // The story in its order: a run starts before its tasks move, and ends after them.
+        let (ends, starts): (Vec<&RunStep>, Vec<&RunStep>) =
+            changes.run.iter().partition(|step| step.to.is_finished());
+        draft.change.audit.extend(starts.into_iter().map(run_entry));
+        draft.change.audit.extend(changes.steps.iter().map(|step| step_entry(step, plan)));
+        draft.change.audit.extend(ends.into_iter().map(run_entry));
         for step in &changes.run {
-            draft.change.audit.push(run_entry(step));
             draft.change.state = Some(match draft.change.state.take() {
                 // Started and finished in one pass: the row goes straight to the end.
                 Some(earlier) => StateChange { from: earlier.from, ..state_change(step) },
                 None => state_change(step),
             });
         }
-        draft.change.audit.extend(changes.steps.iter().map(|step| step_entry(step, plan)));
         for touched in changes.touched {
             let ti = TiKey::unmapped(run, touched.task);
             let (from, from_attempt) = match draft.tis.get(&touched.task) {
