@@ -15,6 +15,7 @@ mod metrics;
 mod owner;
 mod pass;
 mod ready;
+mod reports;
 mod scheduler;
 
 pub use inbox::ReportInbox;

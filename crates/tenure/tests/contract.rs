@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::{Site, Wiring, tasks, text, wait_until};
 use tenure_clock::{Clock, SystemClock};
+use tenure_testkit::{Postgres, Settings};
 
 macro_rules! on_both_wirings {
     ($($fact:ident),* $(,)?) => {
@@ -327,6 +328,31 @@ fn ten_thousand_tasks_and_a_chain_of_a_thousand_work(site: &Site) {
             (Some("success"), Some(count))
         );
     }
+}
+
+#[test]
+fn a_postgres_that_restarts_is_waited_out_and_running_tasks_report_afterwards() {
+    let postgres = Postgres::own(Settings::default());
+    let site = Site::on(Some(postgres.url()));
+    site.dag("long.yaml", "id: long\ntasks:\n  a: { bash: 'echo start >> EFFECTS/a; sleep 2; echo end >> EFFECTS/a' }\n  b: { needs: [a], exec: ['true'] }\n");
+    let _server = site.start();
+    site.ok(&["run", "trigger", "long", "--run-id", "r"]);
+    wait_until("the task", Duration::from_secs(20), || site.effect("a")).expect("it starts");
+    postgres.stop();
+    let unready = wait_until("health to notice", Duration::from_secs(20), || {
+        let health = site.cli(&["health"]);
+        (!health.status.success()).then(|| text(&health.stdout) + &text(&health.stderr))
+    });
+    assert!(unready.is_some_and(|said| said.contains("database")), "the reason is said");
+    // The task ends while nobody can write it down.
+    std::thread::sleep(Duration::from_secs(3));
+    postgres.start();
+    let ended = wait_until("the run", Duration::from_secs(30), || {
+        let run = site.cli(&["run", "show", "long", "r", "--output", "json"]);
+        text(&run.stdout).contains("\"success\"").then_some(())
+    });
+    assert!(ended.is_some(), "{}", site.server_log());
+    assert_eq!(site.effect("a").as_deref(), Some("start\nend\n"), "nothing ran twice");
 }
 
 #[test]

@@ -24,20 +24,27 @@ pub enum Wiring {
 /// A scratch installation that outlives its servers.
 pub struct Site {
     folder: TempDir,
-    database: Option<TestDatabase>,
+    database_url: Option<String>,
+    _database: Option<TestDatabase>,
 }
 
 impl Site {
     pub fn new(wiring: Wiring) -> Self {
-        let folder = tenure_testkit::temp_dir();
-        for name in ["dags", "effects", "runtime"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-        }
         let database = (wiring == Wiring::Postgres).then(|| {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(Postgres::shared().database())
         });
-        Self { folder, database }
+        let url = database.as_ref().map(|database| database.url.clone());
+        Self { _database: database, ..Self::on(url) }
+    }
+
+    /// On a database of the test's own.
+    pub fn on(database_url: Option<String>) -> Self {
+        let folder = tenure_testkit::temp_dir();
+        for name in ["dags", "effects", "runtime"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        Self { folder, database_url, _database: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -75,8 +82,8 @@ impl Site {
     fn up(&self) -> Command {
         let mut command = self.command();
         command.args(["up", "--listen", "127.0.0.1:0", "--data", "data", "--dags", "dags"]);
-        if let Some(database) = &self.database {
-            command.args(["--database-url", &database.url]);
+        if let Some(url) = &self.database_url {
+            command.args(["--database-url", url]);
         }
         command
     }
