@@ -244,7 +244,7 @@ mod tests {
         queue.push(candidate(1, 1, 1));
         queue.park(limit.clone(), candidate(1, 1, 1));
         queue.push(candidate(2, 2, 1));
-        queue.remove(&candidate(1, 1, 1), &[limit.clone()]);
+        queue.remove(&candidate(1, 1, 1), std::slice::from_ref(&limit));
         queue.free(limit);
         assert!(!queue.refill(|_| 9));
         assert_eq!(drain(&mut queue), [(2, 2)]);

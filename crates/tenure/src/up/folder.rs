@@ -108,7 +108,7 @@ impl DagFolder {
         let read = tokio::task::spawn_blocking(move || {
             let listing = list_folder(&root);
             let files: Vec<DagFile> =
-                listing.keys().filter(|path| is_dag_file(path)).map(read_file).collect();
+                listing.keys().filter(|path| is_dag_file(path)).map(|path| read_file(path)).collect();
             (listing, files)
         });
         let (listing, files) = match read.await {
@@ -223,8 +223,8 @@ fn is_dag_file(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml")
 }
 
-fn read_file(path: &PathBuf) -> DagFile {
-    let path = path.clone();
+fn read_file(path: &Path) -> DagFile {
+    let path = path.to_owned();
     match std::fs::read_to_string(&path) {
         Ok(text) => {
             let parsed = tenure_dagfile::parse(&path.display().to_string(), &text, &Folder::of(&path));
