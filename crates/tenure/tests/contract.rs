@@ -32,6 +32,16 @@ on_both_wirings!(
     ten_thousand_tasks_and_a_chain_of_a_thousand_work,
 );
 
+/// Waits for the run itself, whatever its tasks are.
+fn wait_run(site: &Site, dag: &str, run: &str, state: &str) {
+    let reached = wait_until("the run", Duration::from_secs(40), || {
+        let shown = site.cli(&["run", "show", dag, run, "--output", "json"]);
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
+        (shown["state"] == state).then_some(())
+    });
+    assert!(reached.is_some(), "{dag}/{run} did not become {state}:\n{}", site.server_log());
+}
+
 fn a_dag_runs_and_its_logs_can_be_read(site: &Site) {
     site.dag("hello.yaml", "id: hello\ntasks:\n  greet:\n    bash: echo hello from $TENURE_TASK_ID\n  wave: { needs: [greet], exec: [echo, '{{ run_id }}'] }\n");
     let _server = site.start();
@@ -146,8 +156,7 @@ fn a_timeout_and_a_cancel_kill_grandchildren_too(site: &Site) {
         (before == (site.effect("slow"), site.effect("long"))).then_some(())
     });
     assert!(silent.is_some(), "grandchildren live on");
-    let run = site.json(&["run", "show", "family", "r"]).to_string();
-    assert!(run.contains("failed"), "{run}");
+    wait_run(site, "family", "r", "failed");
 }
 
 fn a_cleared_task_runs_again_and_keeps_its_history(site: &Site) {
@@ -160,10 +169,7 @@ fn a_cleared_task_runs_again_and_keeps_its_history(site: &Site) {
     assert_eq!(tasks(&run), "a:success b:failed c:upstream_failed");
     std::fs::write(site.path("effects").join("fixed"), "").unwrap();
     site.ok(&["run", "clear", "again", "r", "--only-failed", "--yes"]);
-    let done = wait_until("the run to succeed", Duration::from_secs(20), || {
-        site.json(&["run", "show", "again", "r"]).to_string().contains("\"success\"").then_some(())
-    });
-    assert!(done.is_some());
+    wait_run(site, "again", "r", "success");
     let list = site.json(&["task", "list", "again", "r"]).to_string();
     assert!(!list.contains("failed"), "{list}");
     assert_eq!(site.effect("a").as_deref(), Some("1\n"), "what succeeded is left alone");
@@ -271,11 +277,7 @@ fn a_killed_server_goes_on_where_it_was(site: &Site) {
     wait_until("the work", Duration::from_secs(20), || site.effect("work")).expect("it starts");
     server.kill();
     let _server = site.start();
-    let ended = wait_until("the run", Duration::from_secs(30), || {
-        let run = site.json(&["run", "show", "long", "r"]);
-        run.to_string().contains("failed").then_some(())
-    });
-    assert!(ended.is_some(), "{}", site.server_log());
+    wait_run(site, "long", "r", "failed");
     assert_eq!(site.effect("work").as_deref(), Some("start\nend\nafter\n"), "started once, ended, went on");
     let code = site.json(&["task", "show", "long", "r", "code"]).to_string();
     assert!(code.contains("exit code 7"), "the exit code survived: {code}");
@@ -293,10 +295,7 @@ fn a_graceful_stop_leaves_tasks_running_and_picks_them_up(site: &Site) {
     assert!(site.server_log().contains("1 task keeps running"), "{}", site.server_log());
     assert_eq!(site.cli(&["dag", "list"]).status.code(), Some(3), "no server, no answer");
     let _server = site.start();
-    let ended = wait_until("the run", Duration::from_secs(30), || {
-        site.json(&["run", "show", "long", "r"]).to_string().contains("\"success\"").then_some(())
-    });
-    assert!(ended.is_some(), "{}", site.server_log());
+    wait_run(site, "long", "r", "success");
     assert_eq!(site.effect("w").as_deref(), Some("start\nend\n"));
 }
 
@@ -347,11 +346,7 @@ fn a_postgres_that_restarts_is_waited_out_and_running_tasks_report_afterwards() 
     // The task ends while nobody can write it down.
     std::thread::sleep(Duration::from_secs(3));
     postgres.start();
-    let ended = wait_until("the run", Duration::from_secs(30), || {
-        let run = site.cli(&["run", "show", "long", "r", "--output", "json"]);
-        text(&run.stdout).contains("\"success\"").then_some(())
-    });
-    assert!(ended.is_some(), "{}", site.server_log());
+    wait_run(&site, "long", "r", "success");
     assert_eq!(site.effect("a").as_deref(), Some("start\nend\n"), "nothing ran twice");
 }
 
