@@ -77,7 +77,10 @@ impl DagFolder {
                 () = tokio::time::sleep(RESCAN_EVERY) => {}
             }
             while changes.try_recv().is_ok() {}
-            if self.seen.as_ref() != Some(&list_folder(&self.root)) {
+            let root = self.root.clone();
+            // Off the async threads: a slow disk must not hold up a renewal.
+            let listing = tokio::task::spawn_blocking(move || list_folder(&root)).await.ok();
+            if self.seen.is_none() || self.seen != listing {
                 self.scan(&errors).await;
             }
         }
@@ -198,7 +201,8 @@ struct DagFile {
     parsed: Result<DagSpec, Vec<Diagnostic>>,
 }
 
-/// Every file below `root`, in order. Hidden files and folders are left out.
+/// Every file below `root`, in order. Hidden files and folders are left out, and so are links to folders: they
+/// may lead in circles.
 fn list_folder(root: &Path) -> Listing {
     let mut listing = Listing::new();
     let mut folders = vec![root.to_owned()];
@@ -207,12 +211,12 @@ fn list_folder(root: &Path) -> Listing {
         for entry in entries.flatten().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
         {
             let path = entry.path();
-            match std::fs::metadata(&path) {
-                Ok(facts) if facts.is_dir() => folders.push(path),
-                Ok(facts) => {
-                    listing.insert(path, (facts.len(), facts.modified().ok()));
-                }
-                Err(_) => {} // a link to nowhere
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path);
+            } else if let Ok(facts) = std::fs::metadata(&path)
+                && facts.is_file()
+            {
+                listing.insert(path, (facts.len(), facts.modified().ok()));
             }
         }
     }
@@ -292,5 +296,29 @@ impl fmt::Display for FolderReport {
             write!(f, ", {} broken (see \"tenure dag errors\")", self.broken)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_in_circles_hidden_files_and_links_to_nowhere_are_passed_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::create_dir(root.join("deep")).unwrap();
+        for file in ["a.yaml", "deep/b.yaml", "deep/script.py", ".hidden.yaml"] {
+            std::fs::write(root.join(file), "x").unwrap();
+        }
+        let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, root.join(name)).unwrap();
+        link(root, "self");
+        link(root, "deep/up");
+        link(&root.join("nowhere"), "gone.yaml");
+        link(&root.join("a.yaml"), "linked.yaml");
+        let listing = list_folder(root);
+        let found: Vec<_> =
+            listing.keys().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap()).collect();
+        assert_eq!(found, ["a.yaml", "deep/b.yaml", "deep/script.py", "linked.yaml"]);
     }
 }
