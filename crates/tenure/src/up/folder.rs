@@ -92,7 +92,8 @@ impl DagFolder {
                 let _ = changed.try_send(()); // full: a scan is due anyway
             }
         };
-        let watcher = notify::recommended_watcher(tell).and_then(|mut watcher| {
+        let config = notify::Config::default().with_follow_symlinks(false);
+        let watcher = notify::RecommendedWatcher::new(tell, config).and_then(|mut watcher| {
             watcher.watch(&self.root, RecursiveMode::Recursive)?;
             Ok(watcher)
         });
