@@ -51,14 +51,20 @@ pub trait SecretSource: Send + Sync {
     fn secret(&self, name: &str) -> Option<String>;
 }
 
-/// Secrets from the server's own environment: `NAME` is `TENURE_SECRET_NAME`.
+/// Secrets from the server's own environment: `api-token` is `TENURE_SECRET_API_TOKEN`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EnvSecrets;
 
 impl SecretSource for EnvSecrets {
     fn secret(&self, name: &str) -> Option<String> {
-        std::env::var(format!("TENURE_SECRET_{name}")).ok()
+        std::env::var(secret_variable(name)).ok()
     }
+}
+
+/// A name that every shell can set.
+fn secret_variable(name: &str) -> String {
+    let plain = |sign: char| if sign.is_ascii_alphanumeric() { sign.to_ascii_uppercase() } else { '_' };
+    format!("TENURE_SECRET_{}", name.chars().map(plain).collect::<String>())
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +72,8 @@ pub enum PrepareError {
     #[error("template in {field}, line {line}: {error}")]
     Template { field: &'static str, line: usize, error: String },
     #[error(
-        "env {variable} asks for the secret {name:?}, which is not there: set TENURE_SECRET_{name} for the server"
+        "env {variable} asks for the secret {name:?}, which is not there: set {} for the server",
+        secret_variable(name)
     )]
     NoSecret { variable: String, name: String },
     #[error("the results of earlier tasks could not be read: {0}")]

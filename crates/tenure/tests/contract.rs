@@ -368,6 +368,9 @@ fn a_pushed_dag_takes_its_scripts_along() {
     std::fs::write(site.path("a.py"), "print('from the file')").unwrap();
     site.ok(&["dag", "push", "pushed.yaml", "--unpaused"]);
     assert_eq!(site.run("pushed", &[])["state"], "success");
+    let late = site.cli(&["run", "cancel", "pushed", "latest"]);
+    assert_eq!(late.status.code(), Some(1));
+    assert!(text(&late.stderr).contains("has ended already (success)"), "{}", text(&late.stderr));
     assert!(site.ok(&["task", "logs", "pushed", "latest", "a", "-f"]).contains("from the file"));
 }
 

@@ -49,6 +49,9 @@ struct How {
     /// Also in runs with a later logical date
     #[arg(long)]
     future: bool,
+    /// Follow the newest version of the dag from now on, instead of the one the run was made from
+    #[arg(long)]
+    latest_version: bool,
     /// Say what would run again and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -121,6 +124,9 @@ impl How {
             "include_future": self.future,
             "reset_dag_runs": true,
         });
+        if self.latest_version {
+            body["run_on_latest_version"] = json!(true);
+        }
         if !tasks.is_empty() {
             body["task_ids"] = json!(tasks);
         }

@@ -4,7 +4,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Cell;
 use serde_json::{Value, json};
 
-use super::client::Path;
+use super::client::{Client, Path};
 use super::failure::Failure;
 use super::screen::{self, Screen, cell, state_of, text};
 use super::{Context, admin, clear, task, tell, trigger};
@@ -80,9 +80,9 @@ pub fn run(command: RunCommand, context: &Context) -> Result<(), Failure> {
         RunCommand::Trigger(args) => trigger::trigger(&args, context),
         RunCommand::List(args) => list(&args, context),
         RunCommand::Show(args) => show(&args, context),
-        RunCommand::Cancel(args) => end(&args, RunMark::Failed, "cancelled", context),
+        RunCommand::Cancel(args) => cancel(&args, context),
         RunCommand::Clear(args) => clear::clear(&args, context),
-        RunCommand::Mark { run, state } => end(&run, state, &format!("marked {}", name(state)), context),
+        RunCommand::Mark { run, state } => mark(&run, state, context),
         RunCommand::Delete { run, yes } => delete(&run, yes, context),
         RunCommand::Audit(args) => admin::audit_of_run(&args, context),
     }
@@ -155,11 +155,34 @@ fn run_page(screen: &Screen, run: &Value, tasks: &[Value]) -> String {
     format!("{facts}\n\n{}", task::table(screen, tasks))
 }
 
-fn end(args: &RunArgs, state: RunMark, done: &str, context: &Context) -> Result<(), Failure> {
+/// Unlike a mark, a cancel is for what still runs.
+fn cancel(args: &RunArgs, context: &Context) -> Result<(), Failure> {
     let client = context.client()?;
     let run_id = context.run_id(&client, &args.dag, &args.run)?;
-    let run = client.patch(&Path::run(&args.dag, &run_id), &json!({ "state": name(state) }))?;
-    tell(context, &run, &format!("run {run_id} of {} is {done}", args.dag))
+    let state = screen::text(&client.get(&Path::run(&args.dag, &run_id))?, "state").unwrap_or_default();
+    if state == "success" || state == "failed" {
+        let way_out = format!("to change its outcome: tenure run mark {} {run_id} success|failed", args.dag);
+        return Err(Failure::Failed(format!("run {run_id} has ended already ({state}); {way_out}")));
+    }
+    end(&client, &args.dag, &run_id, RunMark::Failed, "cancelled", context)
+}
+
+fn mark(args: &RunArgs, state: RunMark, context: &Context) -> Result<(), Failure> {
+    let client = context.client()?;
+    let run_id = context.run_id(&client, &args.dag, &args.run)?;
+    end(&client, &args.dag, &run_id, state, &format!("marked {}", name(state)), context)
+}
+
+fn end(
+    client: &Client,
+    dag: &str,
+    run_id: &str,
+    state: RunMark,
+    done: &str,
+    context: &Context,
+) -> Result<(), Failure> {
+    let run = client.patch(&Path::run(dag, run_id), &json!({ "state": name(state) }))?;
+    tell(context, &run, &format!("run {run_id} of {dag} is {done}"))
 }
 
 fn delete(args: &RunArgs, yes: bool, context: &Context) -> Result<(), Failure> {

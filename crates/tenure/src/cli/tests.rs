@@ -128,11 +128,13 @@ fn a_wait_outlives_a_server_that_is_away_for_a_moment() {
 fn latest_is_the_run_created_last() {
     let server = FakeServer::answering([
         (200, r#"{"dag_runs": [{"dag_run_id": "r9"}], "total_entries": 9}"#.into()),
+        (200, r#"{"dag_run_id": "r9", "state": "running"}"#.into()),
         (200, r#"{"dag_run_id": "r9", "state": "failed"}"#.into()),
     ]);
     outcome("run cancel orders latest", &server.url).unwrap();
     expect_test::expect![[r#"
         GET /api/v2/dags/orders/dagRuns?order_by=-id&limit=1&offset=0
+        GET /api/v2/dags/orders/dagRuns/r9
         PATCH /api/v2/dags/orders/dagRuns/r9 {"state":"failed"}"#]]
     .assert_eq(&server.requests().join("\n"));
 }

@@ -48,6 +48,11 @@ pub struct TriggerArgs {
 }
 
 pub fn trigger(args: &TriggerArgs, context: &Context) -> Result<(), Failure> {
+    if args.run_id.as_deref() == Some("latest") {
+        return Err(Failure::Usage(
+            "a run cannot be called latest: that word means the one created last".into(),
+        ));
+    }
     let body = args.body()?;
     let client = context.client()?;
     let key = args.idempotency_key.as_deref().map(|key| ("Idempotency-Key", key));

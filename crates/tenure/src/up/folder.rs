@@ -143,6 +143,12 @@ impl DagFolder {
                 broken.push(ImportError { file, at: self.clock.now(), diagnostics });
             }
         }
+        let gone: Vec<PathBuf> =
+            self.known.keys().filter(|path| !listing.contains_key(*path)).cloned().collect();
+        for path in gone {
+            self.known.remove(&path);
+            tracing::warn!(file = %path.display(), "a dag file is gone; its dag stays registered and scheduled until it is paused or deleted");
+        }
         report_news(&errors.read().expect("no panic while holding the errors"), &broken);
         let report = FolderReport {
             root: self.root.clone(),
