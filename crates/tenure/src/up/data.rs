@@ -4,12 +4,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::fs::FlockOperation;
 use tenure_clock::Entropy;
 
 use crate::discovery::TOKEN_FILE;
+
+const LOCK_TRIES: u32 = 20;
+const LOCK_TRY_EVERY: Duration = Duration::from_millis(25);
 
 #[derive(Debug)]
 pub(super) struct DataFolder {
@@ -58,7 +62,7 @@ fn lock(root: &Path) -> Result<File> {
     let path = root.join("lock");
     let mut file =
         OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path)?;
-    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !taken(&file) {
         let holder = fs::read_to_string(&path).unwrap_or_default();
         let holder = holder.trim();
         bail!(
@@ -69,6 +73,17 @@ fn lock(root: &Path) -> Result<File> {
     file.set_len(0)?;
     write!(file, "{}", std::process::id())?;
     Ok(file)
+}
+
+/// A server that was killed while it started a process leaves the lock to that process for the moment until it has
+/// become another program: a lock that is held now may be free in an instant.
+fn taken(file: &File) -> bool {
+    (0..LOCK_TRIES).any(|already| {
+        if already > 0 {
+            std::thread::sleep(LOCK_TRY_EVERY);
+        }
+        rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
 }
 
 /// A small file that is written once, whole, readable by its owner alone.
@@ -111,6 +126,18 @@ mod tests {
         assert_eq!(token.len(), 64);
         let mode = fs::metadata(second.token_file()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_in_an_instant_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = DataFolder::open(folder.path(), &Entropy::seeded(1)).unwrap();
+        let letting_go = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        assert!(DataFolder::open(folder.path(), &Entropy::seeded(2)).is_ok());
+        letting_go.join().unwrap();
     }
 
     #[test]
