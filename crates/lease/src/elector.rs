@@ -181,7 +181,7 @@ impl Office {
                 self.held.insert(tenure.scope().clone(), tenure.clone());
                 Ok(tenure)
             }
-            AcquireOutcome::Held(record) => Err(ElectorError::Held(Box::new(record))),
+            AcquireOutcome::Won(record) | AcquireOutcome::Held(record) => Err(ElectorError::Held(Box::new(record))),
         }
     }
 

@@ -23,9 +23,11 @@ mod tenure;
 
 pub use elector::{Elector, ElectorConfig, ElectorError};
 pub use memory::MemoryLeases;
-pub use record::{Epoch, Holder, LeaseRecord, Scope, Term};
+pub use record::{
+    Epoch, Holder, LeaseRecord, MEMBERS, PastTerm, Scope, ScopeError, Session, Succession, Term,
+};
 pub use store::{
-    AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, LossReason, ReleaseOutcome, RenewOutcome,
-    Takeover,
+    AcquireOutcome, AcquireRequest, BoxError, Capabilities, Claim, ExpiryClock, FenceStore, HISTORY, Hint,
+    LeaseError, LeaseStore, Lifeline, LossReason, ReleaseOutcome, RenewOutcome, Takeover, acquire_fenced,
 };
 pub use tenure::{EpochGuard, NotLeading, RenewalStatus, Tenure};
