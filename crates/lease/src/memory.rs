@@ -101,14 +101,17 @@ impl MemoryLeases {
 }
 
 impl Books {
-    fn raise_fence(&mut self, scope: &Scope, term: Term, floor: Epoch) -> Epoch {
-        let known = self.fences.get(scope).copied();
-        if let Some((epoch, same)) = known
-            && same == term
-        {
-            return epoch;
+    fn install_fence(&mut self, scope: &Scope, term: Term, floor: Epoch) -> Epoch {
+        match self.fences.get(scope) {
+            Some((epoch, same)) if *same == term => *epoch,
+            _ => self.raise_fence(scope, term, floor),
         }
-        let epoch = Epoch(known.map_or(0, |(epoch, _)| epoch.0).max(floor.0) + 1);
+    }
+
+    /// Always a new epoch: a term that asks for its lease again after it was lost does not get its old one back.
+    fn raise_fence(&mut self, scope: &Scope, term: Term, floor: Epoch) -> Epoch {
+        let known = self.fences.get(scope).map_or(0, |(epoch, _)| epoch.0);
+        let epoch = Epoch(known.max(floor.0) + 1);
         self.fences.insert(scope.clone(), (epoch, term));
         epoch
     }
@@ -286,7 +289,7 @@ impl LeaseStore for MemoryLeases {
 #[async_trait]
 impl FenceStore for MemoryLeases {
     async fn install_fence(&self, scope: &Scope, term: Term, floor: Epoch) -> Result<Epoch, LeaseError> {
-        Ok(self.books().raise_fence(scope, term, floor))
+        Ok(self.books().install_fence(scope, term, floor))
     }
 
     async fn fence(&self, scope: &Scope) -> Result<Option<(Epoch, Term)>, LeaseError> {
