@@ -18,6 +18,8 @@ pub trait Clock: Send + Sync + std::fmt::Debug {
     fn now(&self) -> Timestamp;
     /// Time since boot, suspend included (CLOCK_BOOTTIME): for deadlines and validity.
     fn boottime(&self) -> BootTime;
+    /// How long the machine has been suspended since boot: time that no timer has noticed.
+    fn suspended(&self) -> Duration;
 }
 
 /// A point on one machine's boot-time clock. Two machines' values say nothing about each other.
@@ -57,8 +59,19 @@ impl Clock for SystemClock {
 
     fn boottime(&self) -> BootTime {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        BootTime(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+        BootTime(duration(time))
     }
+
+    fn suspended(&self) -> Duration {
+        // Read in this order the difference is never too large by a pause between the two readings.
+        let boot = duration(rustix::time::clock_gettime(rustix::time::ClockId::Boottime));
+        let monotonic = duration(rustix::time::clock_gettime(rustix::time::ClockId::Monotonic));
+        boot.saturating_sub(monotonic)
+    }
+}
+
+fn duration(time: rustix::time::Timespec) -> Duration {
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 /// A clock that stands still until it is told to move.
@@ -66,11 +79,18 @@ impl Clock for SystemClock {
 pub struct ManualClock {
     start: Timestamp,
     elapsed: Arc<Mutex<Duration>>,
+    suspended: Arc<Mutex<Duration>>,
 }
 
 impl ManualClock {
     pub fn starting_at(start: Timestamp) -> Self {
-        Self { start, elapsed: Arc::default() }
+        Self { start, elapsed: Arc::default(), suspended: Arc::default() }
+    }
+
+    /// As if the machine had slept.
+    pub fn suspend(&self, by: Duration) {
+        *self.suspended.lock().expect("no panic while holding the clock") += by;
+        self.advance(by);
     }
 
     pub fn advance(&self, by: Duration) {
@@ -89,6 +109,10 @@ impl Clock for ManualClock {
 
     fn boottime(&self) -> BootTime {
         BootTime(self.elapsed())
+    }
+
+    fn suspended(&self) -> Duration {
+        *self.suspended.lock().expect("no panic while holding the clock")
     }
 }
 

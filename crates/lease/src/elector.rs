@@ -1,16 +1,38 @@
-//! One task that owns every lease operation of a process: it acquires, renews in batches, releases,
-//! and trips a tenure the moment it is lost.
+//! The elector: one task that owns every lease operation of a process, and carries out what the
+//! [`Protocol`] decides.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use tenure_clock::{BootTime, Clock, Entropy};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use crate::store::{AcquireOutcome, AcquireRequest, Claim, LeaseError, LeaseStore, RenewOutcome, Takeover};
-use crate::{Holder, LeaseRecord, Scope, Tenure, Term};
+use crate::metrics::{LeaseMetrics, Line};
+use crate::protocol::{
+    Campaign, CampaignId, Effect, Event, Failure, Listing, Now, Protocol, Rules, ScopeStatus,
+};
+use crate::store::{ExpiryClock, FenceStore, Hint, LeaseError, LeaseStore, Lifeline, LossReason};
+use crate::tenure::Reins;
+use crate::watchdog::Watchdog;
+use crate::{Holder, LeaseRecord, Scope, Session, Tenure, Term};
+
+/// What an elector works with.
+#[allow(missing_debug_implementations, reason = "made of trait objects")]
+pub struct ElectorParts {
+    pub leases: Arc<dyn LeaseStore>,
+    /// The state database. The same as `leases` where that is a database.
+    pub fences: Arc<dyn FenceStore>,
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Entropy,
+    pub metrics: LeaseMetrics,
+}
 
 #[derive(Clone, Debug)]
 pub struct ElectorConfig {
@@ -19,257 +41,551 @@ pub struct ElectorConfig {
     /// Between the holder's own deadline and the expiry that others see: room for clock rates that
     /// differ and for a write that was started just before the deadline.
     pub margin: Duration,
+    /// How long a scope that is asked back may take to stop its work. It is renewed meanwhile.
+    pub drain_for: Duration,
+    /// Take over from a process that is seen to die, before its lease runs out. Right where every effect in
+    /// the scope is fenced.
+    pub crash_hints: bool,
+    pub on_loss: LossPolicy,
+}
+
+/// What losing a term does to the process. Giving one back in order is no loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossPolicy {
+    /// The work stops; the elector stands for the scope again.
+    Demote,
+    /// The whole process ends at once with this code.
+    Exit(i32),
+}
+
+/// «Not the master»: what a supervisor sees when a process has lost its lease.
+pub const NOT_THE_MASTER: i32 = 73;
+
+impl ElectorConfig {
+    /// A tenth of the duration as margin, one duration to drain, demotion on loss, no crash hints.
+    pub fn new(holder: Holder, duration: Duration) -> Self {
+        Self {
+            holder,
+            duration,
+            margin: duration / 10,
+            drain_for: duration,
+            crash_hints: false,
+            on_loss: LossPolicy::Demote,
+        }
+    }
+
+    fn rules(&self, leases: &dyn LeaseStore) -> Result<Rules, ElectorError> {
+        let able = leases.capabilities();
+        if self.duration < able.minimum_duration {
+            let (backend, minimum) = (able.name, able.minimum_duration);
+            return Err(ElectorError::TooShort { duration: self.duration, backend, minimum });
+        }
+        // A renewal goes out after a third of the duration, may take a third, and is tried once more after up
+        // to an eighth; that second try must have a chance before the holder's own deadline.
+        let second_try = self.duration * 2 / 3 + self.duration / 8;
+        if second_try >= self.duration.saturating_sub(self.margin) || self.margin.is_zero() {
+            return Err(ElectorError::NoSlack { duration: self.duration, margin: self.margin, second_try });
+        }
+        Ok(Rules {
+            holder: self.holder.clone(),
+            duration: self.duration,
+            margin: self.margin,
+            drain_for: self.drain_for,
+            crash_hints: self.crash_hints,
+            clock_may_step: able.clock == ExpiryClock::Store,
+        })
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ElectorError {
     #[error(
-        "a lease of {duration:?} with a margin of {margin:?} leaves no room: renewals go out every third of \
-         the duration, so the margin must be below a third"
+        "a lease of {duration:?} with a margin of {margin:?} leaves no room: a renewal goes out after {:?}, may \
+         take as long, and is tried again at {second_try:?} at the latest, which must be before {:?} (the \
+         duration less the margin, which must not be zero)",
+        *duration / 3, duration.saturating_sub(*margin)
     )]
-    NoSlack { duration: Duration, margin: Duration },
-    #[error("{} holds {} at {} for another {:?}", .0.holder, .0.scope, .0.epoch, .0.remaining)]
-    Held(Box<LeaseRecord>),
-    #[error(transparent)]
-    Store(#[from] LeaseError),
-    #[error("the elector has stopped")]
-    Stopped,
+    NoSlack { duration: Duration, margin: Duration, second_try: Duration },
+    #[error("a lease of {duration:?} is too short for {backend}, which needs at least {minimum:?}")]
+    TooShort { duration: Duration, backend: &'static str, minimum: Duration },
+    #[error("the watchdog's thread could not be started")]
+    Watchdog(#[source] std::io::Error),
 }
 
+/// Stands for scopes, renews what it holds, gives it back in order. Dropping it stops all that at once, and what
+/// is held runs out by itself; [`Elector::stop`] is the orderly way.
 #[derive(Debug)]
 pub struct Elector {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::UnboundedSender<Command>,
+    metrics: LeaseMetrics,
+    campaigns: AtomicU64,
     task: JoinHandle<()>,
+    patience: Duration,
 }
 
 #[derive(Debug)]
 enum Command {
-    Acquire {
-        scope: Scope,
-        takeover: Takeover,
-        note: String,
-        answer: oneshot::Sender<Result<Tenure, ElectorError>>,
-    },
-    Release {
-        scope: Scope,
-        answer: oneshot::Sender<()>,
-    },
+    Stand(CampaignId, Campaign, mpsc::UnboundedSender<Tenure>),
+    Withdraw(CampaignId, Option<oneshot::Sender<()>>),
+    Stop,
+}
+
+/// A standing application for the scopes of one campaign. Dropping it withdraws.
+#[derive(Debug)]
+pub struct Candidacy {
+    id: CampaignId,
+    elected: mpsc::UnboundedReceiver<Tenure>,
+    commands: mpsc::UnboundedSender<Command>,
+}
+
+impl Candidacy {
+    /// The next scope that was won. `None` when the elector has stopped.
+    pub async fn elected(&mut self) -> Option<Tenure> {
+        self.elected.recv().await
+    }
+
+    /// Asks back what is held, and returns when all of it has been given back or lost.
+    pub async fn withdraw(self) {
+        let (done, waiting) = oneshot::channel();
+        if self.commands.send(Command::Withdraw(self.id, Some(done))).is_ok() {
+            // A closed channel means that the elector has stopped, and nothing is held any more.
+            let _ = waiting.await;
+        }
+    }
+}
+
+impl Drop for Candidacy {
+    fn drop(&mut self) {
+        // An elector that has stopped holds nothing.
+        let _ = self.commands.send(Command::Withdraw(self.id, None));
+    }
 }
 
 impl Elector {
-    pub fn start(
-        store: Arc<dyn LeaseStore>,
-        config: ElectorConfig,
-        clock: Arc<dyn Clock>,
-        entropy: Entropy,
-    ) -> Result<Self, ElectorError> {
-        if config.margin * 3 >= config.duration {
-            return Err(ElectorError::NoSlack { duration: config.duration, margin: config.margin });
-        }
-        let (commands, inbox) = mpsc::channel(16);
-        let office = Office { store, config, clock, entropy, held: BTreeMap::new() };
-        Ok(Self { commands, task: tokio::spawn(office.run(inbox)) })
+    pub fn start(parts: ElectorParts, config: ElectorConfig) -> Result<Self, ElectorError> {
+        let rules = config.rules(&*parts.leases)?;
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (trips, tripped) = mpsc::unbounded_channel();
+        let (metrics, on_loss) = (parts.metrics.clone(), config.on_loss);
+        let watching = metrics.clone();
+        let watchdog = Watchdog::start(Arc::clone(&parts.clock), rules.margin, move |reins, reason| {
+            told_lost(&watching, reins, &reason, on_loss);
+            // The elector may have gone; then nobody needs to know.
+            let _ = trips.send((reins.scope().clone(), reins.term()));
+        });
+        let watchdog = watchdog.map_err(ElectorError::Watchdog)?;
+        let patience = rules.drain_for + rules.call_budget() * 4;
+        let now = Now { boot: parts.clock.boottime(), wall: parts.clock.now() };
+        let office = Office {
+            hints: Some(parts.leases.watch()),
+            protocol: Protocol::new(rules.clone(), parts.entropy.clone(), now),
+            rules,
+            parts,
+            on_loss,
+            watchdog,
+            reins: BTreeMap::new(),
+            voters: BTreeMap::new(),
+            withdrawals: BTreeMap::new(),
+            calls: FuturesUnordered::new(),
+            acquires: Arc::new(Semaphore::new(ACQUIRES_AT_ONCE)),
+            lifeline: Tie::Absent,
+            peers: vec![],
+        };
+        let task = tokio::spawn(office.run(inbox, tripped));
+        Ok(Self { commands, metrics, campaigns: AtomicU64::new(0), task, patience })
     }
 
-    /// One try at a lease. Losers learn who holds it and for how long.
-    pub async fn acquire(
-        &self,
-        scope: &Scope,
-        takeover: Takeover,
-        note: &str,
-    ) -> Result<Tenure, ElectorError> {
-        let (answer, result) = oneshot::channel();
-        let command = Command::Acquire { scope: scope.clone(), takeover, note: note.to_owned(), answer };
-        self.commands.send(command).await.map_err(|_| ElectorError::Stopped)?;
-        result.await.map_err(|_| ElectorError::Stopped)?
+    /// Stands for these scopes until the candidacy is withdrawn.
+    pub fn campaign(&self, campaign: Campaign) -> Candidacy {
+        let id = CampaignId(self.campaigns.fetch_add(1, Ordering::Relaxed));
+        let (voter, elected) = mpsc::unbounded_channel();
+        // A stopped elector drops the sender, and the candidacy ends at once.
+        let _ = self.commands.send(Command::Stand(id, campaign, voter));
+        Candidacy { id, elected, commands: self.commands.clone() }
     }
 
-    /// Trips the tenure and gives the lease back. The caller has stopped its work before.
-    pub async fn release(&self, scope: &Scope) {
-        let (answer, done) = oneshot::channel();
-        if self.commands.send(Command::Release { scope: scope.clone(), answer }).await.is_ok() {
-            // The elector answers after its bounded call to the store; a closed channel means it stopped.
-            let _ = done.await;
-        }
+    /// Where every scope stands, as of now.
+    pub fn status(&self) -> Vec<ScopeStatus> {
+        let lines = self.metrics.board().lines();
+        lines.values().filter(|line| !line.status.is_member_seat).map(|line| line.status.clone()).collect()
     }
 
-    /// Stops renewing. What is still held runs out by itself.
-    pub async fn stop(self) {
-        drop(self.commands);
-        if let Err(panic) = self.task.await {
-            tracing::error!(%panic, "the elector panicked");
+    pub fn scope_status(&self, scope: &Scope) -> Option<ScopeStatus> {
+        self.metrics.board().lines().get(scope).map(|line| line.status.clone())
+    }
+
+    /// Asks everything back, keeps renewing until it is, releases, and ends. Bounded: what is not given back in time
+    /// is taken from under its workers.
+    pub async fn stop(mut self) {
+        if self.commands.send(Command::Stop).is_err() {
+            return;
+        }
+        match tokio::time::timeout(self.patience, &mut self.task).await {
+            Ok(Ok(())) => {}
+            Ok(Err(panic)) => tracing::error!(%panic, "the elector panicked"),
+            Err(_) => tracing::warn!("the elector took too long to stop; what it holds runs out by itself"),
         }
     }
+}
+
+impl Drop for Elector {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A takeover of hundreds of scopes must not take every connection at once.
+const ACQUIRES_AT_ONCE: usize = 4;
+/// Before a lifeline that could not be tied is tried again.
+const TIE_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+type Call = Pin<Box<dyn Future<Output = Happening> + Send>>;
+
+/// What wakes the elector.
+enum Happening {
+    Event(Event),
+    Tied(Result<Option<Box<dyn Lifeline>>, LeaseError>),
+    TieAgain,
+}
+
+enum Tie {
+    Absent,
+    Tying,
+    Tied(Box<dyn Lifeline>),
+    /// This backend has none.
+    Never,
 }
 
 /// The state behind the elector's task.
 struct Office {
-    store: Arc<dyn LeaseStore>,
-    config: ElectorConfig,
-    clock: Arc<dyn Clock>,
-    entropy: Entropy,
-    held: BTreeMap<Scope, Tenure>,
+    protocol: Protocol,
+    rules: Rules,
+    parts: ElectorParts,
+    on_loss: LossPolicy,
+    watchdog: Watchdog,
+    reins: BTreeMap<Scope, Reins>,
+    voters: BTreeMap<CampaignId, mpsc::UnboundedSender<Tenure>>,
+    withdrawals: BTreeMap<CampaignId, Vec<oneshot::Sender<()>>>,
+    calls: FuturesUnordered<Call>,
+    acquires: Arc<Semaphore>,
+    hints: Option<broadcast::Receiver<Hint>>,
+    lifeline: Tie,
+    peers: Vec<Session>,
 }
 
 impl Office {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
-        // A moment, not a pause: commands must not push the renewal back.
-        let mut renew_at = self.next_renewal();
+    async fn run(
+        mut self,
+        mut inbox: mpsc::UnboundedReceiver<Command>,
+        mut tripped: mpsc::UnboundedReceiver<(Scope, Term)>,
+    ) {
+        self.tie();
         loop {
-            tokio::select! {
-                command = inbox.recv() => match command {
-                    Some(command) => self.handle(command).await,
-                    None => break,
+            let due = wait(self.until_due());
+            let event = tokio::select! {
+                // Answers first: an answer may be what keeps a deadline from passing.
+                biased;
+                Some(happening) = self.calls.next() => match happening {
+                    Happening::Event(event) => event,
+                    Happening::Tied(outcome) => { self.tied(outcome); continue }
+                    Happening::TieAgain => { self.tie(); continue }
                 },
-                () = tokio::time::sleep_until(renew_at) => {
-                    if !self.held.is_empty() {
-                        self.renew_until_settled().await;
-                    }
-                    renew_at = self.next_renewal();
+                Some((scope, term)) = tripped.recv() => Event::Tripped { scope, term },
+                command = inbox.recv() => match self.command(command) {
+                    Some(event) => event,
+                    None => continue,
+                },
+                hint = next_hint(&mut self.hints) => Event::Hint(hint),
+                () = cut(&self.lifeline) => {
+                    tracing::warn!("the tie to the lease store was cut; others may take this process for dead");
+                    self.lifeline = Tie::Absent;
+                    self.tie();
+                    Event::Cut
                 }
-            }
-        }
-        for tenure in self.held.values() {
-            tenure.trip();
-        }
-    }
-
-    fn next_renewal(&self) -> tokio::time::Instant {
-        let pause = self.config.duration / 3 - self.entropy.jitter(self.config.duration / 20);
-        tokio::time::Instant::now() + pause
-    }
-
-    async fn handle(&mut self, command: Command) {
-        match command {
-            Command::Acquire { scope, takeover, note, answer } => {
-                let outcome = self.acquire(scope, takeover, note).await;
-                if let Err(Ok(tenure)) = answer.send(outcome) {
-                    // Nobody waits for it any more: do not sit on a lease that no one works under.
-                    self.release(tenure.scope().clone()).await;
-                }
-            }
-            Command::Release { scope, answer } => {
-                self.release(scope).await;
-                let _ = answer.send(()); // the caller may have given up waiting
-            }
-        }
-    }
-
-    async fn acquire(
-        &mut self,
-        scope: Scope,
-        takeover: Takeover,
-        note: String,
-    ) -> Result<Tenure, ElectorError> {
-        let request = AcquireRequest {
-            scope,
-            holder: self.config.holder.clone(),
-            term: Term(self.entropy.uuid(self.clock.now())),
-            duration: self.config.duration,
-            takeover,
-            note,
-        };
-        let sent = self.clock.boottime();
-        let outcome = match self.store.acquire(&request).await {
-            // The term makes the call idempotent, so a lost answer is simply asked for again.
-            Err(LeaseError::Ambiguous(_)) => self.store.acquire(&request).await?,
-            other => other?,
-        };
-        match outcome {
-            AcquireOutcome::Granted(record) => {
-                let tenure = Tenure::new(record, self.deadline(sent), Arc::clone(&self.clock));
-                self.held.insert(tenure.scope().clone(), tenure.clone());
-                Ok(tenure)
-            }
-            AcquireOutcome::Won(record) | AcquireOutcome::Held(record) => Err(ElectorError::Held(Box::new(record))),
-        }
-    }
-
-    /// Counted from when the request was sent: an answer that took long extends nothing.
-    fn deadline(&self, sent: BootTime) -> BootTime {
-        sent + (self.config.duration - self.config.margin)
-    }
-
-    /// Renews everything held; repeats quickly while the store does not answer, until deadlines pass.
-    async fn renew_until_settled(&mut self) {
-        let retry_pause = self.config.duration / 12;
-        loop {
-            if self.renew_once().await || self.held.is_empty() {
+                () = due => Event::Tick,
+            };
+            let now = self.now();
+            let effects = self.protocol.step(now, event);
+            let stopped = effects.contains(&Effect::Stopped);
+            effects.into_iter().for_each(|effect| self.carry_out(effect));
+            self.post_changes();
+            if stopped {
                 return;
             }
-            tokio::time::sleep(retry_pause + self.entropy.jitter(retry_pause / 2)).await;
-            self.drop_expired();
         }
     }
 
-    /// True once every held lease has an answer.
-    async fn renew_once(&mut self) -> bool {
-        let claims: Vec<Claim> = self.held.values().map(|tenure| self.claim(tenure)).collect();
-        let sent = self.clock.boottime();
-        let budget = self.config.duration / 3;
-        let outcomes = match tokio::time::timeout(budget, self.store.renew(&claims)).await {
-            Ok(Ok(outcomes)) => outcomes,
-            failed => {
-                let why = match failed {
-                    Ok(Err(error)) => error.to_string(),
-                    _ => format!("no answer within {budget:?}"),
+    fn now(&self) -> Now {
+        Now { boot: self.parts.clock.boottime(), wall: self.parts.clock.now() }
+    }
+
+    fn until_due(&self) -> Option<Duration> {
+        let now = self.parts.clock.boottime();
+        // At least a moment, so that a mistake here costs speed and not a core.
+        self.protocol.wake_at(now).map(|at| at.saturating_since(now).max(Duration::from_millis(1)))
+    }
+
+    fn command(&mut self, command: Option<Command>) -> Option<Event> {
+        match command {
+            Some(Command::Stand(id, campaign, voter)) => {
+                self.voters.insert(id, voter);
+                Some(Event::Stand(id, campaign))
+            }
+            Some(Command::Withdraw(id, done)) => {
+                if !self.voters.contains_key(&id) {
+                    return None; // withdrawn before: dropping `done` says so
+                }
+                self.withdrawals.entry(id).or_default().extend(done);
+                Some(Event::Withdraw(id))
+            }
+            // Nobody is left who could want anything.
+            Some(Command::Stop) | None => Some(Event::Stop),
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        let (leases, fences) = (Arc::clone(&self.parts.leases), Arc::clone(&self.parts.fences));
+        let clock = Arc::clone(&self.parts.clock);
+        let budget = self.rules.call_budget();
+        match effect {
+            Effect::Acquire(request) => {
+                let slots = Arc::clone(&self.acquires);
+                self.call(async move {
+                    let _slot = slots.acquire_owned().await;
+                    let (scope, term, sent) = (request.scope.clone(), request.term, clock.boottime());
+                    let outcome = bounded(budget, async move { leases.acquire(&request).await }).await;
+                    Event::Acquired { scope, term, sent, outcome }
+                });
+            }
+            Effect::Install { scope, term, floor } => self.call(async move {
+                let asked = scope.clone();
+                let work = async move { fences.install_fence(&asked, term, floor).await };
+                Event::Installed { scope, term, outcome: bounded(budget, work).await }
+            }),
+            Effect::Renew(claims) => {
+                let metrics = self.parts.metrics.clone();
+                self.call(async move {
+                    let sent = clock.boottime();
+                    let outcome = bounded(budget, async move { leases.renew(&claims).await }).await;
+                    metrics.renewal_took(clock.boottime().saturating_since(sent));
+                    Event::Renewed { sent, outcome }
+                });
+            }
+            Effect::Release(claim) => self.call(async move {
+                let (scope, term) = (claim.scope.clone(), claim.term);
+                if let Err(failure) = bounded(budget, async move { leases.release(&claim).await }).await {
+                    tracing::warn!(%scope, why = failure.text(), "release failed; the lease runs out by itself");
+                }
+                Event::Released { scope, term }
+            }),
+            Effect::Look(scope) => self.call(async move {
+                let asked = scope.clone();
+                let outcome = bounded(budget, async move { leases.find_lease(&asked).await }).await;
+                Event::Looked { scope, outcome }
+            }),
+            Effect::List { campaign, members_under, leases_under } => self.call(async move {
+                let work = async move {
+                    let members = leases.list_leases(&members_under).await?;
+                    let leases = match leases_under {
+                        Some(under) => Some(leases.list_leases(&under).await?),
+                        None => None,
+                    };
+                    Ok(Listing { members, leases })
                 };
-                tracing::warn!(%why, leases = claims.len(), "renewal failed");
-                self.held.values().for_each(Tenure::renewal_failed);
-                return false;
+                Event::Listed { campaign, outcome: bounded(budget, work).await }
+            }),
+            Effect::Elect { campaign, record, valid_until } => self.elect(campaign, record, valid_until),
+            Effect::Extend { scope, valid_until } => {
+                if let Some(reins) = self.reins.get(&scope) {
+                    reins.extend(valid_until);
+                }
             }
+            Effect::RenewalFailed { scopes, why } => {
+                tracing::warn!(%why, leases = scopes.len(), "renewal failed");
+                for scope in &scopes {
+                    self.parts.metrics.renewal_failed(scope);
+                    if let Some(reins) = self.reins.get(scope) {
+                        reins.renewal_failed();
+                    }
+                }
+            }
+            Effect::AskBack(scope) => {
+                if let Some(reins) = self.reins.get(&scope) {
+                    tracing::info!(%scope, epoch = %reins.epoch(), "asked back");
+                    reins.ask_back();
+                }
+            }
+            Effect::Trip { scope, reason } => {
+                if let Some(reins) = self.reins.get(&scope)
+                    && reins.trip(reason.clone())
+                {
+                    told_lost(&self.parts.metrics, reins, &reason, self.on_loss);
+                }
+            }
+            Effect::End(scope) => {
+                if let Some(reins) = self.reins.get(&scope) {
+                    reins.end();
+                }
+            }
+            Effect::Settle { scope, term } => {
+                if let Some(reins) = self.reins.get(&scope).filter(|reins| reins.term() == term) {
+                    reins.settle();
+                    self.reins.remove(&scope);
+                }
+            }
+            Effect::WatchPeers(peers) => {
+                self.peers = peers;
+                if let Tie::Tied(lifeline) = &self.lifeline {
+                    lifeline.watch_peers(&self.peers);
+                }
+            }
+            Effect::Withdrawn(id) => {
+                self.voters.remove(&id);
+                for done in self.withdrawals.remove(&id).into_iter().flatten() {
+                    let _ = done.send(()); // the caller may have given up waiting
+                }
+            }
+            Effect::Stopped => {}
+        }
+    }
+
+    fn call(&mut self, work: impl Future<Output = Event> + Send + 'static) {
+        self.calls.push(Box::pin(async move { Happening::Event(work.await) }));
+    }
+
+    fn elect(&mut self, campaign: CampaignId, record: LeaseRecord, valid_until: BootTime) {
+        let (scope, term, epoch) = (record.scope.clone(), record.term, record.epoch);
+        tracing::info!(%scope, %epoch, succession = %record.succession, "leading");
+        self.parts.metrics.won(&scope, record.succession);
+        let (tenure, reins) = Tenure::begin(record, valid_until, Arc::clone(&self.parts.clock));
+        self.watchdog.watch(reins.clone());
+        self.reins.insert(scope.clone(), reins.clone());
+        self.call(async move {
+            reins.resigned().await;
+            Event::Resign { scope, term }
+        });
+        if let Some(voter) = self.voters.get(&campaign) {
+            // A candidacy that nobody listens to drops the tenure, which resigns.
+            let _ = voter.send(tenure);
+        }
+    }
+
+    fn post_changes(&mut self) {
+        let changes = self.protocol.changes();
+        if changes.is_empty() {
+            return;
+        }
+        let mut lines = self.parts.metrics.board().lines();
+        for (scope, status) in changes {
+            match status {
+                Some(status) => {
+                    let reins = self.reins.get(&scope).cloned();
+                    lines.insert(scope, Line { status, reins });
+                }
+                None => {
+                    lines.remove(&scope);
+                }
+            }
+        }
+    }
+
+    // ── The lifeline ────────────────────────────────────────────────────────────────────────────────────
+
+    fn tie(&mut self) {
+        if !matches!(self.lifeline, Tie::Absent) || !self.rules.crash_hints {
+            return;
+        }
+        self.lifeline = Tie::Tying;
+        let (leases, session) = (Arc::clone(&self.parts.leases), self.rules.holder.session);
+        self.calls.push(Box::pin(async move { Happening::Tied(leases.attach(session).await) }));
+    }
+
+    fn tied(&mut self, outcome: Result<Option<Box<dyn Lifeline>>, LeaseError>) {
+        let again = match outcome {
+            Ok(Some(lifeline)) => {
+                match lifeline.working() {
+                    Ok(()) => tracing::debug!("crash hints are on"),
+                    Err(why) => {
+                        tracing::warn!(%why, "crash hints are off; a crash is noticed when its lease runs out")
+                    }
+                }
+                lifeline.watch_peers(&self.peers);
+                self.lifeline = Tie::Tied(lifeline);
+                return;
+            }
+            Ok(None) => {
+                self.lifeline = Tie::Never;
+                return;
+            }
+            Err(error) => error,
         };
-        for (claim, outcome) in claims.iter().zip(outcomes) {
-            match outcome {
-                RenewOutcome::Renewed => {
-                    let deadline = self.deadline(sent);
-                    self.held[&claim.scope].extend(deadline, self.clock.now());
-                }
-                RenewOutcome::Lost(reason) => {
-                    tracing::warn!(scope = %claim.scope, epoch = %claim.epoch, %reason, "lease lost");
-                    self.forget(&claim.scope);
-                }
-            }
-        }
-        true
+        tracing::warn!(error = Failure::from(again).text(), "no tie to the lease store; trying again");
+        self.lifeline = Tie::Absent;
+        self.calls.push(Box::pin(async {
+            tokio::time::sleep(TIE_AGAIN_AFTER).await;
+            Happening::TieAgain
+        }));
     }
+}
 
-    fn drop_expired(&mut self) {
-        let expired: Vec<Scope> = self
-            .held
-            .values()
-            .filter(|tenure| tenure.valid_for().is_zero())
-            .map(|t| t.scope().clone())
-            .collect();
-        for scope in expired {
-            tracing::warn!(%scope, "lease lost: its own deadline passed without a successful renewal");
-            self.forget(&scope);
-        }
+impl Drop for Office {
+    /// However the task ends, no authority outlives it.
+    fn drop(&mut self) {
+        self.reins.values().for_each(Reins::settle);
     }
+}
 
-    fn forget(&mut self, scope: &Scope) {
-        if let Some(tenure) = self.held.remove(scope) {
-            tenure.trip();
+/// Logs and counts a loss, and ends the process if that is the policy.
+fn told_lost(metrics: &LeaseMetrics, reins: &Reins, reason: &LossReason, on_loss: LossPolicy) {
+    let (scope, epoch) = (reins.scope(), reins.epoch());
+    metrics.lost(scope, reason);
+    match on_loss {
+        LossPolicy::Demote => tracing::warn!(%scope, %epoch, %reason, "lease lost"),
+        LossPolicy::Exit(code) => {
+            tracing::error!(%scope, %epoch, %reason, code, "lease lost; this process ends now");
+            std::process::exit(code);
         }
     }
+}
 
-    async fn release(&mut self, scope: Scope) {
-        let Some(tenure) = self.held.remove(&scope) else { return };
-        tenure.trip();
-        let claim = self.claim(&tenure);
-        match tokio::time::timeout(self.config.duration / 3, self.store.release(&claim)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(%scope, %error, "release failed; the lease runs out by itself"),
-            Err(_) => tracing::warn!(%scope, "release took too long; the lease runs out by itself"),
+async fn next_hint(hints: &mut Option<broadcast::Receiver<Hint>>) -> Hint {
+    let Some(receiver) = hints else { return std::future::pending().await };
+    match receiver.recv().await {
+        Ok(hint) => hint,
+        Err(RecvError::Lagged(_)) => Hint::Resync,
+        Err(RecvError::Closed) => {
+            *hints = None;
+            std::future::pending().await
         }
     }
+}
 
-    fn claim(&self, tenure: &Tenure) -> Claim {
-        Claim {
-            scope: tenure.scope().clone(),
-            term: tenure.term(),
-            epoch: tenure.epoch(),
-            duration: self.config.duration,
+async fn wait(nap: Option<Duration>) {
+    match nap {
+        Some(nap) => tokio::time::sleep(nap).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn cut(tie: &Tie) {
+    match tie {
+        Tie::Tied(lifeline) => lifeline.cut().cancelled().await,
+        Tie::Absent | Tie::Tying | Tie::Never => std::future::pending().await,
+    }
+}
+
+/// A task of its own, so that a panic in a backend is a failed call and not the end of the elector.
+async fn bounded<T: Send + 'static>(
+    budget: Duration,
+    work: impl Future<Output = Result<T, LeaseError>> + Send + 'static,
+) -> Result<T, Failure> {
+    let mut task = tokio::spawn(work);
+    match tokio::time::timeout(budget, &mut task).await {
+        Ok(Ok(outcome)) => outcome.map_err(Failure::from),
+        Ok(Err(panic)) => Err(Failure::Ambiguous(format!("the call to the lease store panicked: {panic}"))),
+        Err(_) => {
+            task.abort();
+            Err(Failure::Ambiguous(format!("no answer from the lease store within {budget:?}")))
         }
     }
 }

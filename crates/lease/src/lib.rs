@@ -17,12 +17,22 @@
 
 mod elector;
 mod memory;
+mod metrics;
+mod protocol;
 mod record;
+mod share;
 mod store;
 mod tenure;
+mod watchdog;
 
-pub use elector::{Elector, ElectorConfig, ElectorError};
+pub use elector::{
+    Candidacy, Elector, ElectorConfig, ElectorError, ElectorParts, LossPolicy, NOT_THE_MASTER,
+};
 pub use memory::MemoryLeases;
+pub use metrics::LeaseMetrics;
+pub use protocol::{
+    Campaign, CampaignId, Effect, Event, Failure, Listing, Now, Phase, Protocol, Rules, ScopeStatus,
+};
 pub use record::{
     Epoch, Holder, LeaseRecord, MEMBERS, PastTerm, Scope, ScopeError, Session, Succession, Term,
 };

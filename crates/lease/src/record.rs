@@ -166,8 +166,7 @@ pub enum Succession {
 }
 
 impl Succession {
-    pub const ALL: [Self; 5] =
-        [Self::First, Self::Released, Self::Expired, Self::Crashed, Self::Stalled];
+    pub const ALL: [Self; 5] = [Self::First, Self::Released, Self::Expired, Self::Crashed, Self::Stalled];
 
     pub fn as_str(self) -> &'static str {
         match self {

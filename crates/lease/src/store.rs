@@ -72,7 +72,10 @@ pub struct Capabilities {
 /// Whose clock says that a lease has run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpiryClock {
+    /// The store's wall clock, which somebody may set back.
     Store,
+    /// The store counts elapsed time, which only goes forward.
+    StoreElapsed,
     /// Each observer counts from when it last saw the record change.
     Observer,
 }

@@ -1,20 +1,39 @@
 //! Live authority: what a holder has in hand between winning and losing.
 
+use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tenure_clock::{BootTime, Clock};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::store::LossReason;
 use crate::{Epoch, LeaseRecord, Scope, Term};
 
-/// One term of one scope, held by this process. Cloning shares it.
+/// One term of one scope, held by this process. Cloning shares it; dropping the last clone resigns.
 #[derive(Clone, Debug)]
 pub struct Tenure {
     inner: Arc<Inner>,
+    _resigns: Arc<ResignOnDrop>,
+}
+
+/// The elector's own grip on a term: it can end it, and does not keep it alive.
+#[derive(Clone, Debug)]
+pub(crate) struct Reins {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct ResignOnDrop(CancellationToken);
+
+impl Drop for ResignOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 #[derive(Debug)]
@@ -23,10 +42,16 @@ struct Inner {
     clock: Arc<dyn Clock>,
     /// Nanoseconds since boot up to which privileged work may start.
     valid_until: AtomicU64,
+    /// The same, for those who wait for it to move.
+    renewals: watch::Sender<BootTime>,
     /// Milliseconds since 1970 of the latest successful renewal.
-    renewed_at: AtomicU64,
-    renewal_failures: AtomicU64,
+    renewed_at: AtomicI64,
+    last_renewal_succeeded: AtomicBool,
     lost: CancellationToken,
+    why: OnceLock<LossReason>,
+    asked_back: CancellationToken,
+    resigned: CancellationToken,
+    settled: CancellationToken,
 }
 
 /// «I lead» and «my last renewal succeeded» are two facts; this shows both.
@@ -39,18 +64,24 @@ pub struct RenewalStatus {
 }
 
 impl Tenure {
-    pub(crate) fn new(record: LeaseRecord, valid_until: BootTime, clock: Arc<dyn Clock>) -> Self {
-        let renewed_at = AtomicU64::new(record.renewed_at.as_millisecond().max(0) as u64);
-        Self {
-            inner: Arc::new(Inner {
-                record,
-                clock,
-                valid_until: AtomicU64::new(nanos(valid_until)),
-                renewed_at,
-                renewal_failures: AtomicU64::new(0),
-                lost: CancellationToken::new(),
-            }),
-        }
+    pub(crate) fn begin(record: LeaseRecord, valid_until: BootTime, clock: Arc<dyn Clock>) -> (Self, Reins) {
+        let renewed_at = AtomicI64::new(record.renewed_at.as_millisecond());
+        let resigned = CancellationToken::new();
+        let inner = Arc::new(Inner {
+            record,
+            clock,
+            valid_until: AtomicU64::new(nanos(valid_until)),
+            renewals: watch::Sender::new(valid_until),
+            renewed_at,
+            last_renewal_succeeded: AtomicBool::new(true),
+            lost: CancellationToken::new(),
+            why: OnceLock::new(),
+            asked_back: CancellationToken::new(),
+            resigned: resigned.clone(),
+            settled: CancellationToken::new(),
+        });
+        let reins = Reins { inner: Arc::clone(&inner) };
+        (Self { inner, _resigns: Arc::new(ResignOnDrop(resigned)) }, reins)
     }
 
     pub fn scope(&self) -> &Scope {
@@ -65,6 +96,7 @@ impl Tenure {
         self.inner.record.term
     }
 
+    /// As it was when the term began.
     pub fn record(&self) -> &LeaseRecord {
         &self.inner.record
     }
@@ -77,42 +109,143 @@ impl Tenure {
         Ok(EpochGuard { scope: self.scope(), epoch: self.epoch(), term: self.term(), _alive: PhantomData })
     }
 
-    /// How much longer privileged work may start. Zero once lost.
-    pub fn valid_for(&self) -> Duration {
-        if self.inner.lost.is_cancelled() {
-            return Duration::ZERO;
-        }
-        let now = nanos(self.inner.clock.boottime());
-        Duration::from_nanos(self.inner.valid_until.load(Ordering::Acquire).saturating_sub(now))
+    /// Runs `work` for as long as the term lasts, and drops it the moment the term is lost.
+    pub async fn while_leading<T>(&self, work: impl Future<Output = T>) -> Result<T, NotLeading> {
+        let done = self.inner.lost.run_until_cancelled(work).await;
+        done.ok_or_else(|| NotLeading { scope: self.scope().clone(), epoch: self.epoch() })
     }
 
-    /// Fires once, when the term is lost or given back.
+    /// How much longer privileged work may start. Zero once lost.
+    pub fn valid_for(&self) -> Duration {
+        self.inner.valid_for()
+    }
+
+    /// The holder's own deadline, as of the latest renewal.
+    pub fn valid_until(&self) -> BootTime {
+        self.inner.valid_until()
+    }
+
+    /// The deadline, each time it moves.
+    pub fn renewals(&self) -> watch::Receiver<BootTime> {
+        self.inner.renewals.subscribe()
+    }
+
+    /// Fires once, when the term is lost or has been given back.
     pub fn lost(&self) -> &CancellationToken {
         &self.inner.lost
     }
 
+    /// Why it was lost; `None` while it lasts, and when it was given back in order.
+    pub fn why_lost(&self) -> Option<&LossReason> {
+        self.inner.why.get()
+    }
+
+    /// Fires when this scope should go to somebody else: finish what is in hand, then [`resign`](Self::resign).
+    /// The lease is still renewed meanwhile, for a bounded time.
+    pub fn asked_back(&self) -> &CancellationToken {
+        &self.inner.asked_back
+    }
+
+    /// Ends the term in order. The caller has stopped its work before; the scope is free when this returns
+    /// (or runs out by itself, when the store could not be told in time).
+    pub async fn resign(&self) {
+        self.inner.resigned.cancel();
+        self.inner.settled.cancelled().await;
+    }
+
     pub fn renewal_status(&self) -> RenewalStatus {
-        let renewed_ms = self.inner.renewed_at.load(Ordering::Relaxed) as i64;
+        self.inner.renewal_status()
+    }
+}
+
+impl Inner {
+    fn valid_until(&self) -> BootTime {
+        BootTime::since_boot(Duration::from_nanos(self.valid_until.load(Ordering::Acquire)))
+    }
+
+    /// Zero once lost.
+    fn valid_for(&self) -> Duration {
+        if self.lost.is_cancelled() {
+            return Duration::ZERO;
+        }
+        self.valid_until().saturating_since(self.clock.boottime())
+    }
+
+    fn renewal_status(&self) -> RenewalStatus {
+        let renewed_at = self.renewed_at.load(Ordering::Relaxed);
         RenewalStatus {
             leading: !self.valid_for().is_zero(),
-            last_renewal_succeeded: self.inner.renewal_failures.load(Ordering::Relaxed) == 0,
-            renewed_at: Timestamp::from_millisecond(renewed_ms).unwrap_or(Timestamp::UNIX_EPOCH),
+            last_renewal_succeeded: self.last_renewal_succeeded.load(Ordering::Relaxed),
+            renewed_at: Timestamp::from_millisecond(renewed_at).unwrap_or(Timestamp::UNIX_EPOCH),
             valid_for: self.valid_for(),
         }
     }
+}
 
-    pub(crate) fn extend(&self, valid_until: BootTime, at: Timestamp) {
+impl Reins {
+    pub(crate) fn scope(&self) -> &Scope {
+        &self.inner.record.scope
+    }
+
+    pub(crate) fn term(&self) -> Term {
+        self.inner.record.term
+    }
+
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.inner.record.epoch
+    }
+
+    pub(crate) fn valid_for(&self) -> Duration {
+        self.inner.valid_for()
+    }
+
+    pub(crate) fn renewal_status(&self) -> RenewalStatus {
+        self.inner.renewal_status()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.inner.lost.is_cancelled()
+    }
+
+    pub(crate) fn extend(&self, valid_until: BootTime) {
         self.inner.valid_until.fetch_max(nanos(valid_until), Ordering::AcqRel);
-        self.inner.renewed_at.store(at.as_millisecond().max(0) as u64, Ordering::Relaxed);
-        self.inner.renewal_failures.store(0, Ordering::Relaxed);
+        self.inner.renewed_at.store(self.inner.clock.now().as_millisecond(), Ordering::Relaxed);
+        self.inner.last_renewal_succeeded.store(true, Ordering::Relaxed);
+        self.inner.renewals.send_replace(self.inner.valid_until());
     }
 
     pub(crate) fn renewal_failed(&self) {
-        self.inner.renewal_failures.fetch_add(1, Ordering::Relaxed);
+        self.inner.last_renewal_succeeded.store(false, Ordering::Relaxed);
     }
 
-    pub(crate) fn trip(&self) {
+    pub(crate) fn ask_back(&self) {
+        self.inner.asked_back.cancel();
+    }
+
+    /// Returns when the holder has resigned, or nothing more happens to the term.
+    pub(crate) async fn resigned(&self) {
+        tokio::select! {
+            () = self.inner.resigned.cancelled() => {}
+            () = self.inner.settled.cancelled() => {}
+        }
+    }
+
+    /// Ends the authority because something went wrong. True for the call that did it.
+    pub(crate) fn trip(&self, why: LossReason) -> bool {
+        let first = !self.inner.lost.is_cancelled() && self.inner.why.set(why).is_ok();
         self.inner.lost.cancel();
+        first
+    }
+
+    /// Ends the authority in order.
+    pub(crate) fn end(&self) {
+        self.inner.lost.cancel();
+    }
+
+    /// Nothing more happens to this term.
+    pub(crate) fn settle(&self) {
+        self.inner.lost.cancel();
+        self.inner.settled.cancel();
     }
 }
 
