@@ -13,6 +13,7 @@ use tenure_clock::{BootTime, Clock, Entropy};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::metrics::{LeaseMetrics, Line};
 use crate::protocol::{
@@ -120,6 +121,8 @@ pub struct Elector {
     metrics: LeaseMetrics,
     campaigns: AtomicU64,
     task: JoinHandle<()>,
+    /// Fires when the task has ended, however it ended.
+    ended: CancellationToken,
     patience: Duration,
 }
 
@@ -191,8 +194,13 @@ impl Elector {
             lifeline: Tie::Absent,
             peers: vec![],
         };
-        let task = tokio::spawn(office.run(inbox, tripped));
-        Ok(Self { commands, metrics, campaigns: AtomicU64::new(0), task, patience })
+        let ended = CancellationToken::new();
+        let end = ended.clone().drop_guard();
+        let task = tokio::spawn(async move {
+            let _end = end;
+            office.run(inbox, tripped).await;
+        });
+        Ok(Self { commands, metrics, campaigns: AtomicU64::new(0), task, ended, patience })
     }
 
     /// Stands for these scopes until the candidacy is withdrawn.
@@ -216,14 +224,12 @@ impl Elector {
 
     /// Asks everything back, keeps renewing until it is, releases, and ends. Bounded: what is not given back in time
     /// is taken from under its workers.
-    pub async fn stop(mut self) {
+    pub async fn stop(&self) {
         if self.commands.send(Command::Stop).is_err() {
             return;
         }
-        match tokio::time::timeout(self.patience, &mut self.task).await {
-            Ok(Ok(())) => {}
-            Ok(Err(panic)) => tracing::error!(%panic, "the elector panicked"),
-            Err(_) => tracing::warn!("the elector took too long to stop; what it holds runs out by itself"),
+        if tokio::time::timeout(self.patience, self.ended.cancelled()).await.is_err() {
+            tracing::warn!("the elector took too long to stop; what it holds runs out by itself");
         }
     }
 }
