@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_lease::{
-    AcquireOutcome, AcquireRequest, Claim, Epoch, FenceStore, Holder, LeaseRecord, LeaseStore,
+    AcquireOutcome, AcquireRequest, Claim, Epoch, ExpiryClock, FenceStore, Holder, LeaseRecord, LeaseStore,
     ReleaseOutcome, RenewOutcome, Scope, Session, Takeover, Term, acquire_fenced,
 };
 
@@ -49,6 +49,12 @@ impl Office {
     /// Short enough to wait for.
     pub(crate) fn short(&self) -> Duration {
         self.leases().capabilities().minimum_duration.max(Duration::from_millis(150))
+    }
+
+    /// Whether a renewal is a change of the record. Where the store counts elapsed time it need not be: no clock
+    /// can be set back, so nobody takes a lease for stalled.
+    pub(crate) fn renewals_show(&self) -> bool {
+        self.leases().capabilities().clock != ExpiryClock::StoreElapsed
     }
 
     pub(crate) fn term(&self) -> Term {

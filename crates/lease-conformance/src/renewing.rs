@@ -23,7 +23,9 @@ pub async fn renewing_keeps_a_lease_beyond_its_first_duration(fresh: Fresh) {
     let seen = office.held(&office.request("b", LONG)).await;
     assert_eq!((seen.term, seen.epoch, seen.acquired_at), (record.term, record.epoch, record.acquired_at));
     assert!(seen.renewed_at > first.renewed_at, "{seen:?}");
-    assert!(seen.resource_version > first.resource_version, "{seen:?}");
+    if office.renewals_show() {
+        assert!(seen.resource_version > first.resource_version, "{seen:?}");
+    }
     assert_eq!(seen.transitions, first.transitions, "a renewal is no change of holder");
 }
 

@@ -49,6 +49,9 @@ pub async fn a_stalled_term_is_taken_at_the_very_version_that_was_seen(fresh: Fr
 
 pub async fn a_renewal_in_between_saves_a_stalled_term(fresh: Fresh) {
     let office = Office::of(fresh);
+    if !office.renewals_show() {
+        return;
+    }
     let alive = office.taken("a").await;
     let seen = office.shown().await;
     assert_eq!(office.renew(&alive).await, RenewOutcome::Renewed);

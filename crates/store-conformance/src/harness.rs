@@ -8,7 +8,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore, Scope, Takeover, Tenure, Term};
+use tenure_lease::{
+    Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Scope, Session, Tenure,
+    Term,
+};
 use tenure_model::{
     AttemptId, DagId, DagSpec, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskKind, TaskSpec,
     TaskState, TenantId, TiKey,
@@ -32,7 +35,8 @@ pub struct World {
     pub store: SharedStore,
     pub entropy: Entropy,
     elector: Elector,
-    tenures: Mutex<BTreeMap<Scope, Tenure>>,
+    /// Withdrawn when dropped, so they are kept beside what they won.
+    tenures: Mutex<BTreeMap<Scope, (Candidacy, Tenure)>>,
     _keep: Box<dyn Any + Send + Sync>,
 }
 
@@ -40,11 +44,15 @@ impl World {
     pub fn of(fresh: Fresh) -> Self {
         let Fresh { store, keep, .. } = fresh;
         let entropy = Entropy::from_os();
-        let config =
-            ElectorConfig { holder: holder("owner"), duration: LONG, margin: Duration::from_secs(5) };
-        let leases: Arc<dyn LeaseStore> = store.clone();
+        let parts = ElectorParts {
+            leases: store.clone(),
+            fences: store.clone(),
+            clock: Arc::new(SystemClock),
+            entropy: entropy.clone(),
+            metrics: LeaseMetrics::default(),
+        };
         let elector =
-            Elector::start(leases, config, Arc::new(SystemClock), entropy.clone()).expect("there is slack");
+            Elector::start(parts, ElectorConfig::new(holder("owner"), LONG)).expect("there is slack");
         Self { store, entropy, elector, tenures: Mutex::default(), _keep: keep }
     }
 
@@ -82,11 +90,18 @@ impl World {
     pub async fn owner_of(&self, dag: &str) -> Tenure {
         let scope = Scope::new(self.shard_of(dag).await.scope());
         let mut tenures = self.tenures.lock().await;
-        if let Some(tenure) = tenures.get(&scope) {
+        if let Some((_, tenure)) = tenures.get(&scope) {
             return tenure.clone();
         }
-        let tenure = self.elector.acquire(&scope, Takeover::IfFree, "").await.expect("nobody else holds it");
-        tenures.entry(scope).or_insert(tenure).clone()
+        let mut candidacy = self.elector.campaign(Campaign {
+            component: format!("owners of {scope}"),
+            scopes: vec![scope.clone()],
+            note: String::new(),
+            sole_instance: false,
+        });
+        let tenure = candidacy.elected().await.expect("the elector goes on");
+        tenures.insert(scope, (candidacy, tenure.clone()));
+        tenure
     }
 
     pub async fn commit(&self, owner: &Tenure, pass: &Pass) -> Result<Committed, StoreError> {
@@ -214,7 +229,8 @@ pub fn user() -> Trigger {
 }
 
 pub fn holder(name: &str) -> Holder {
-    Holder { name: name.into(), instance: "test".into(), address: Some("127.0.0.1:1".into()) }
+    let (instance, address) = ("test".into(), Some("127.0.0.1:1".into()));
+    Holder { name: name.into(), instance, session: Session(Entropy::from_os().uuid(now())), address }
 }
 
 pub fn term(entropy: &Entropy) -> Term {

@@ -1,13 +1,13 @@
 //! One behaviour for every store: facts about the contract, each an async function over a fresh database.
 //!
 //! A store crate calls [`exercise!`] in a test file with its own constructor and gets one test per fact.
-//! The facts use nothing but the public traits, real time and short leases; they say nothing about SQL.
+//! The facts use nothing but the public traits and real time; they say nothing about SQL. That a store also keeps
+//! leases as every lease backend does is for `tenure-lease-conformance` to say.
 
 mod harness;
 
 pub mod attention;
 pub mod edits;
-pub mod leases;
 pub mod passes;
 pub mod races;
 pub mod registration;
@@ -18,7 +18,6 @@ pub mod views;
 
 use std::any::Any;
 use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use tenure_store::SharedStore;
@@ -26,13 +25,9 @@ use tenure_store::SharedStore;
 /// A fresh, empty database with [`SHARDS`] shards.
 pub struct Fresh {
     pub store: SharedStore,
-    /// Deletes every lease row behind the store's back, as an operator might.
-    pub forget_leases: Deed,
     /// Whatever must live as long as the database: a temporary folder, a server.
     pub keep: Box<dyn Any + Send + Sync>,
 }
-
-pub type Deed = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 impl std::fmt::Debug for Fresh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -60,30 +55,13 @@ pub async fn settle<F: Future<Output = ()>>(
 macro_rules! exercise {
     ($fresh:ident) => {
         $crate::facts! { $fresh;
-            leases: [
-                an_absent_lease_is_granted_with_all_it_says,
-                a_held_lease_is_refused_and_its_holder_named,
-                the_same_holder_name_with_another_term_is_another_candidate,
-                asking_twice_with_one_term_is_asking_once,
-                an_expired_lease_is_taken_with_the_next_epoch,
-                an_expired_term_is_never_revived,
-                a_released_lease_is_free_at_once,
-                a_late_release_cannot_blank_a_successor,
-                a_release_must_name_the_epoch,
-                a_dead_term_is_taken_over_at_once,
-                another_term_than_the_dead_one_is_not_taken_over,
-                a_superseded_holder_learns_by_whom,
-                renewing_many_answers_each_in_order,
-                renewing_keeps_a_lease_beyond_its_first_duration,
-                epochs_grow_even_when_the_lease_rows_are_deleted,
-                thirty_two_racers_have_one_winner,
-            ],
             passes: [
                 a_pass_writes_rows_results_tries_and_audit,
                 a_stale_revision_leaves_that_run_alone_and_commits_the_others,
                 a_row_that_is_not_as_expected_is_a_conflict_of_its_whole_run,
                 a_run_that_is_gone_is_a_conflict,
                 a_deposed_owner_is_fenced_and_writes_nothing,
+                the_write_at_1842_is_refused_after_1843_has_taken_over,
                 a_guard_covers_only_its_own_shard,
                 a_due_run_is_made_exactly_once,
                 a_due_run_of_a_dag_that_is_gone_is_not_made,
@@ -206,7 +184,6 @@ mod tests {
         let modules = [
             include_str!("attention.rs"),
             include_str!("edits.rs"),
-            include_str!("leases.rs"),
             include_str!("passes.rs"),
             include_str!("races.rs"),
             include_str!("registration.rs"),

@@ -1,6 +1,9 @@
 //! Goal: a pass is written whole under a live epoch, run by run, or not at all.
 
-use tenure_lease::{AcquireRequest, Scope, Takeover};
+use tenure_lease::{
+    AcquireOutcome, AcquireRequest, Claim, Epoch, LeaseRecord, LossReason, ReleaseOutcome, RenewOutcome,
+    Scope, Takeover, Tenure,
+};
 use tenure_model::{RunKey, RunState, TaskState};
 use tenure_store::{NewRunOutcome, Pass, RunQuery, ScheduleChange, StateChange, StoreError, TryRecord};
 
@@ -118,19 +121,8 @@ pub async fn a_deposed_owner_is_fenced_and_writes_nothing(fresh: Fresh) {
     let world = World::of(fresh);
     let run = world.run_of("etl", "a").await;
     let paused = world.owner_of("etl").await;
-    // The owner sleeps and still believes to lead; its successor knows it to be dead.
-    let request = AcquireRequest {
-        scope: Scope::new(world.shard_of("etl").await.scope()),
-        holder: holder("successor"),
-        term: term(&world.entropy),
-        duration: std::time::Duration::from_secs(600),
-        takeover: Takeover::OfDead(paused.term()),
-        note: String::new(),
-    };
-    let tenure_lease::AcquireOutcome::Granted(heir) = world.store.acquire(&request).await.expect("answered")
-    else {
-        panic!("a dead term is taken over")
-    };
+    let guard = paused.guard().expect("it leads");
+    let heir = heir_of(&world, &paused).await;
     let before = world.load(run.key).await;
     let trail = world.trail("etl", "r1").await;
     let attention = world.attention(world.shard_of("etl").await).await;
@@ -147,8 +139,7 @@ pub async fn a_deposed_owner_is_fenced_and_writes_nothing(fresh: Fresh) {
         attended: attention.iter().map(|item| item.seq).collect(),
         ..Pass::new(now(), "owner")
     };
-    let refused = world.commit(&paused, &pass).await;
-    match refused {
+    match world.store.commit_pass(&guard, &pass).await {
         Err(StoreError::Fenced { ours, current }) => {
             assert_eq!((ours, current), (paused.epoch(), Some(heir.epoch)));
         }
@@ -162,6 +153,61 @@ pub async fn a_deposed_owner_is_fenced_and_writes_nothing(fresh: Fresh) {
     assert_eq!(runs.total, 1);
     let dag = world.store.load_dag(&tenant(), &"etl".into()).await.expect("loaded").expect("it exists");
     assert_eq!(dag.progress.last_tick, None);
+}
+
+/// Takes over while the owner sleeps, between asking for permission and writing; the successor knows it to be dead.
+async fn heir_of(world: &World, paused: &Tenure) -> LeaseRecord {
+    let request = AcquireRequest {
+        scope: paused.scope().clone(),
+        holder: holder("successor"),
+        term: term(&world.entropy),
+        duration: std::time::Duration::from_secs(600),
+        takeover: Takeover::OfDead(paused.term()),
+        note: String::new(),
+    };
+    match world.store.acquire(&request).await.expect("answered") {
+        AcquireOutcome::Granted(heir) => heir,
+        other => panic!("a dead term is taken over: {other:?}"),
+    }
+}
+
+pub async fn the_write_at_1842_is_refused_after_1843_has_taken_over(fresh: Fresh) {
+    let world = World::of(fresh);
+    let run = world.run_of("etl", "a").await;
+    let scope = Scope::new(world.shard_of("etl").await.scope());
+    let long_ago = world.store.install_fence(&scope, term(&world.entropy), Epoch(1840)).await;
+    assert_eq!(long_ago.expect("installed"), Epoch(1841));
+
+    let paused = world.owner_of("etl").await;
+    assert_eq!(paused.epoch(), Epoch(1842));
+    let begun = world.drive(&paused, run.key, "run=running a=scheduled").await;
+    let guard = paused.guard().expect("it leads");
+    // Here 1842 is paused, and its successor comes.
+    let heir = heir_of(&world, &paused).await;
+    assert_eq!(heir.epoch, Epoch(1843));
+    assert_eq!(world.store.fence(&scope).await.expect("answered"), Some((Epoch(1843), heir.term)));
+
+    // It wakes up, still believes to lead, and goes on where it was.
+    let late = pass_of(vec![world.change(&begun, "a=queued")]);
+    match world.store.commit_pass(&guard, &late).await {
+        Err(StoreError::Fenced { ours, current }) => {
+            assert_eq!((ours, current), (Epoch(1842), Some(Epoch(1843))));
+        }
+        other => panic!("the write at 1842 was not fenced: {other:?}"),
+    }
+    let after = world.load(run.key).await;
+    assert_eq!((after.header, after.tis), (begun.header, begun.tis), "nothing of it was written");
+    let claim = Claim {
+        scope: scope.clone(),
+        term: paused.term(),
+        epoch: paused.epoch(),
+        duration: paused.record().duration,
+    };
+    let renewed = world.store.renew(std::slice::from_ref(&claim)).await.expect("answered");
+    let by = LossReason::Superseded { holder: heir.holder.clone(), epoch: Epoch(1843) };
+    assert_eq!(renewed, [RenewOutcome::Lost(by)]);
+    assert_eq!(world.store.release(&claim).await.expect("answered"), ReleaseOutcome::NotApplied);
+    assert_eq!(world.store.fence(&scope).await.expect("answered"), Some((Epoch(1843), heir.term)));
 }
 
 pub async fn a_guard_covers_only_its_own_shard(fresh: Fresh) {

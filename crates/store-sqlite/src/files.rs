@@ -45,8 +45,22 @@ pub(crate) fn lock(database: &Path) -> Result<FileLock, LockFailure> {
 }
 
 /// Made private before SQLite writes the first byte; its WAL and index files take over these permissions.
+///
+/// The file itself is never opened here: closing it would take away the locks that SQLite may hold on it in this
+/// very process.
 pub(crate) fn make_private(database: &Path) -> std::io::Result<()> {
-    open_private(database)?.set_permissions(Permissions::from_mode(PRIVATE))
+    if !database.exists() {
+        let mut unnamed = tempfile::Builder::new();
+        unnamed.permissions(Permissions::from_mode(PRIVATE));
+        let folder = database.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let made = unnamed.tempfile_in(folder.unwrap_or(Path::new(".")))?.into_temp_path();
+        match made.persist_noclobber(database) {
+            // Somebody else was quicker, which is as good.
+            Err(failed) if failed.error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            settled => settled?,
+        }
+    }
+    std::fs::set_permissions(database, Permissions::from_mode(PRIVATE))
 }
 
 pub(crate) fn lock_path(database: &Path) -> PathBuf {

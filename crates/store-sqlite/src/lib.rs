@@ -33,12 +33,13 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use tenure_clock::Clock;
-use tenure_lease::LeaseError;
+use tenure_lease::Hint;
 use tenure_store::StoreError;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
-use errors::{Fail, lease_error};
+use errors::Fail;
 use files::{FileLock, LockFailure};
+pub use leases::SqliteLeases;
 pub use migrations::MigrationError;
 use readers::Readers;
 use specs::Specs;
@@ -96,6 +97,7 @@ pub struct SqliteStore {
     readers: Option<Readers>,
     writer: Writer,
     wakes: watch::Receiver<u64>,
+    hints: broadcast::Sender<Hint>,
     office: Arc<Office>,
     _lock: Option<FileLock>,
 }
@@ -106,13 +108,6 @@ pub(crate) struct Office {
     pub(crate) shards: u16,
     pub(crate) specs: Specs,
     pub(crate) clock: Arc<dyn Clock>,
-}
-
-impl Office {
-    /// Now, as leases count it.
-    fn micros(&self) -> i64 {
-        self.clock.now().as_microsecond()
-    }
 }
 
 impl SqliteStore {
@@ -152,7 +147,7 @@ impl SqliteStore {
         let (wake, wakes) = watch::channel(0);
         let writer = Writer::start(conn, wake, Arc::clone(&clock))?;
         let office = Arc::new(Office { shards, specs: Specs::default(), clock });
-        Ok(Self { readers, writer, wakes, office, _lock: lock })
+        Ok(Self { readers, writer, wakes, hints: leases::hints(), office, _lock: lock })
     }
 
     async fn write<T, F>(&self, doing: &'static str, work: F) -> Result<T, StoreError>
@@ -162,15 +157,6 @@ impl SqliteStore {
     {
         let office = Arc::clone(&self.office);
         self.writer.run(Urgency::Ordinary, doing, move |tx| work(tx, &office)).await
-    }
-
-    async fn write_lease<T, F>(&self, doing: &'static str, work: F) -> Result<T, LeaseError>
-    where
-        T: Send + 'static,
-        F: FnOnce(&Tx<'_>, &Office) -> Result<T, Fail> + Send + 'static,
-    {
-        let office = Arc::clone(&self.office);
-        self.writer.run(Urgency::Lease, doing, move |tx| work(tx, &office)).await.map_err(lease_error)
     }
 
     async fn read<T, F>(&self, doing: &'static str, work: F) -> Result<T, StoreError>

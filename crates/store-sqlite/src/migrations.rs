@@ -4,13 +4,24 @@
 //! one transaction. A migration library would add a table, a checksum policy and an async driver to do the
 //! same for one file that one process has locked.
 
-use rusqlite::Connection;
+use rusqlite::{Connection, TransactionBehavior};
 
 /// In order; a released step is never edited, the next one is appended.
-const STEPS: [&str; 1] = [include_str!("../migrations/0001_initial.sql")];
+const STEPS: [&str; 2] = [
+    include_str!("../migrations/0001_initial.sql"),
+    concat!(
+        include_str!("../migrations/0002_set_fences_aside.sql"),
+        include_str!("../migrations/leases_0001.sql"),
+        include_str!("../migrations/0002_take_fences_back.sql"),
+    ),
+];
+/// The same for a file that holds nothing but leases.
+const LEASE_STEPS: [&str; 1] = [include_str!("../migrations/leases_0001.sql")];
 
 /// «Tnur», so that `file` and we ourselves can tell whose database this is.
-const APPLICATION_ID: i32 = 0x546e_7572;
+const STATE: i32 = 0x546e_7572;
+/// «Tlse»: leases and nothing else.
+const LEASES: i32 = 0x546c_7365;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
@@ -18,38 +29,69 @@ pub enum MigrationError {
     Newer { found: i64, known: usize },
     #[error("it is a database of another program")]
     Foreign,
+    #[error(
+        "it holds leases only (of `tenure elect`, for instance): choose another file for a server's state"
+    )]
+    LeasesOnly,
+    #[error(
+        "it is the state database of a Tenure server: give the server's address instead, or another file"
+    )]
+    StateDatabase,
     #[error(transparent)]
     Sql(#[from] rusqlite::Error),
 }
 
-/// Also fills in what a fresh database starts with.
+/// Brings a state database up to date; also fills in what a fresh one starts with.
 pub(crate) fn migrate(conn: &mut Connection, shards: u16) -> Result<(), MigrationError> {
-    let found: i64 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let taken = match usize::try_from(found) {
-        Ok(taken) if taken <= STEPS.len() => taken,
-        _ => return Err(MigrationError::Newer { found, known: STEPS.len() }),
-    };
-    if !is_ours(conn)? {
-        return Err(MigrationError::Foreign);
-    }
-    for (step, sql) in STEPS.iter().enumerate().skip(taken) {
-        let tx = conn.transaction()?;
+    take_steps(conn, STATE, &STEPS, |tx| seed(tx, shards))
+}
+
+/// Brings a file of leases up to date.
+pub(crate) fn migrate_leases(conn: &mut Connection) -> Result<(), MigrationError> {
+    take_steps(conn, LEASES, &LEASE_STEPS, |_| Ok(()))
+}
+
+/// For a look before anything is changed.
+pub(crate) fn check_leases(conn: &Connection) -> Result<(), MigrationError> {
+    check_kind(conn, LEASES)
+}
+
+fn take_steps(
+    conn: &mut Connection,
+    kind: i32,
+    steps: &[&str],
+    seed: impl Fn(&Connection) -> Result<(), rusqlite::Error>,
+) -> Result<(), MigrationError> {
+    loop {
+        // Looked at and stepped forward in one transaction: another process may be about to do the same.
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        check_kind(&tx, kind)?;
+        let found: i64 = tx.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        let step = match usize::try_from(found) {
+            Ok(taken) if taken <= steps.len() => taken,
+            _ => return Err(MigrationError::Newer { found, known: steps.len() }),
+        };
+        let Some(sql) = steps.get(step) else { return Ok(()) };
         tx.execute_batch(sql)?;
         if step == 0 {
-            seed(&tx, shards)?;
+            seed(&tx)?;
         }
-        tx.pragma_update(None, "application_id", APPLICATION_ID)?;
+        tx.pragma_update(None, "application_id", kind)?;
         tx.pragma_update(None, "user_version", (step + 1) as i64)?;
         tx.commit()?;
     }
-    Ok(())
 }
 
 /// A file without tables is nobody's yet.
-fn is_ours(conn: &Connection) -> Result<bool, rusqlite::Error> {
+fn check_kind(conn: &Connection, kind: i32) -> Result<(), MigrationError> {
     let id: i32 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    Ok(id == APPLICATION_ID || (id == 0 && tables == 0))
+    match id {
+        _ if id == kind || (id == 0 && tables == 0) => Ok(()),
+        LEASES => Err(MigrationError::LeasesOnly),
+        STATE => Err(MigrationError::StateDatabase),
+        _ => Err(MigrationError::Foreign),
+    }
 }
 
 fn seed(conn: &Connection, shards: u16) -> Result<(), rusqlite::Error> {
@@ -94,5 +136,29 @@ mod tests {
         let mut conn = Connection::open_in_memory().expect("memory");
         conn.execute_batch("CREATE TABLE bookmarks (url TEXT)").expect("created");
         assert!(matches!(migrate(&mut conn, 1), Err(MigrationError::Foreign)));
+    }
+
+    #[test]
+    fn leases_and_state_are_not_taken_for_each_other() {
+        let mut state = Connection::open_in_memory().expect("memory");
+        migrate(&mut state, 1).expect("migrated");
+        assert!(matches!(migrate_leases(&mut state), Err(MigrationError::StateDatabase)));
+        let mut leases = Connection::open_in_memory().expect("memory");
+        migrate_leases(&mut leases).expect("migrated");
+        migrate_leases(&mut leases).expect("nothing to do");
+        assert!(matches!(migrate(&mut leases, 1), Err(MigrationError::LeasesOnly)));
+    }
+
+    #[test]
+    fn fences_of_the_first_release_are_kept() {
+        let mut conn = Connection::open_in_memory().expect("memory");
+        take_steps(&mut conn, STATE, &STEPS[..1], |tx| seed(tx, 1)).expect("as the first release did");
+        let fence = "INSERT INTO fences VALUES ('scheduler/shard-00', 1842, zeroblob(16))";
+        conn.execute(fence, []).expect("written");
+        migrate(&mut conn, 1).expect("migrated");
+        let epoch: i64 = conn.query_row("SELECT epoch FROM fences", [], |row| row.get(0)).expect("kept");
+        assert_eq!(epoch, 1842);
+        let left_over = "SELECT count(*) FROM sqlite_schema WHERE name = 'fences_before'";
+        assert_eq!(conn.query_row(left_over, [], |row| row.get(0)), Ok(0));
     }
 }

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use rusqlite::types::{FromSql, ToSqlOutput, Value as SqlValue, ValueRef};
 use rusqlite::{Connection, Row, ToSql};
 use serde::de::DeserializeOwned;
+use tenure_lease::Succession;
 use tenure_model::timetable::ScheduleProgress;
 use tenure_model::{
     AttemptId, DataInterval, NodeId, RunKey, RunState, RunType, ShardId, TaskInstance, TaskNo, TaskState,
@@ -71,6 +72,18 @@ impl<'a> Cells<'a> {
 
     pub(crate) fn run_state(&mut self) -> Result<RunState, Fail> {
         self.parsed("a run state", RunState::parse)
+    }
+
+    pub(crate) fn succession(&mut self) -> Result<Succession, Fail> {
+        self.parsed("how a term began", Succession::parse)
+    }
+
+    pub(crate) fn optional_succession(&mut self) -> Result<Option<Succession>, Fail> {
+        let unknown = |text: String| format!("{text:?} is unknown to this release");
+        let text = self.take::<Option<String>>()?;
+        let parse =
+            |text: String| Succession::parse(&text).ok_or_else(|| Fail::corrupt("an end", unknown(text)));
+        text.map(parse).transpose()
     }
 
     pub(crate) fn instant(&mut self) -> Result<Timestamp, Fail> {

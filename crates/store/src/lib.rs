@@ -19,6 +19,8 @@ mod views;
 
 use std::sync::Arc;
 
+use tenure_lease::{FenceStore, LeaseStore};
+
 pub use derived::{next_tick, request_fingerprint};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
@@ -37,7 +39,7 @@ pub use views::{
 };
 
 /// A whole state database.
-pub trait Store: SchedulingStore + IntentStore + Views + tenure_lease::LeaseStore {}
-impl<T: SchedulingStore + IntentStore + Views + tenure_lease::LeaseStore> Store for T {}
+pub trait Store: SchedulingStore + IntentStore + Views + LeaseStore + FenceStore {}
+impl<T: SchedulingStore + IntentStore + Views + LeaseStore + FenceStore> Store for T {}
 
 pub type SharedStore = Arc<dyn Store>;
