@@ -19,7 +19,6 @@ pub struct SchedulerMetrics {
     pub(crate) commit_seconds: Histogram,
     pub(crate) failed_passes: Counter,
     pub(crate) conflicts: Counter,
-    pub(crate) fenced: Counter,
     pub(crate) poison_runs: Counter,
     pub(crate) loop_panics: Counter,
     pub(crate) task_transitions: Family<StateLabel, Counter>,
@@ -41,7 +40,6 @@ impl SchedulerMetrics {
             commit_seconds: short(),
             failed_passes: Counter::default(),
             conflicts: Counter::default(),
-            fenced: Counter::default(),
             poison_runs: Counter::default(),
             loop_panics: Counter::default(),
             task_transitions: Family::default(),
@@ -61,11 +59,6 @@ impl SchedulerMetrics {
             "tenure_conflicts",
             "Runs reloaded because somebody else changed them",
             m.conflicts,
-        );
-        registry.register(
-            "tenure_fenced_writes",
-            "Passes refused because the epoch was superseded",
-            m.fenced,
         );
         registry.register("tenure_poison_runs", "Runs that could not be planned", m.poison_runs);
         registry.register("tenure_scheduler_panics", "Panics of the scheduler's loop itself", m.loop_panics);

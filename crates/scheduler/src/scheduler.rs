@@ -7,10 +7,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{DispatchMetrics, DispatchPool, Executor, PoolSize, SecretSource};
-use tenure_lease::{Elector, ElectorError, LeaseRecord, RenewalStatus, Scope, Takeover, Tenure};
+use tenure_lease::{
+    Campaign, Candidacy, Elector, LeaseMetrics, LeaseRecord, RenewalStatus, Scope, ScopeStatus, Tenure,
+};
 use tenure_model::ShardId;
 use tenure_store::{SharedStore, StoreError};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -33,11 +35,12 @@ pub struct SchedulerParts {
     pub clock: Arc<dyn Clock>,
     pub entropy: Entropy,
     pub metrics: SchedulerMetrics,
+    pub lease_metrics: LeaseMetrics,
     pub dispatch_metrics: DispatchMetrics,
     pub config: OwnerConfig,
     /// A lease held by this instance is left over from a process that is gone: the caller holds the
-    /// lock of the instance's data folder. `None`: wait for leases to run out.
-    pub sole_instance: Option<String>,
+    /// lock of the instance's data folder.
+    pub sole_instance: bool,
 }
 
 #[derive(Debug)]
@@ -51,6 +54,7 @@ pub struct Scheduler {
 pub struct SchedulerHandle {
     status: watch::Receiver<OwnerStatus>,
     changes: watch::Receiver<u64>,
+    elector: Arc<Elector>,
 }
 
 /// Where this process stands with its shard.
@@ -59,8 +63,6 @@ pub struct OwnerStatus {
     pub scope: Scope,
     /// Held by this process.
     pub tenure: Option<Tenure>,
-    /// Somebody else's, as last seen.
-    pub other: Option<LeaseRecord>,
     /// It can schedule: it leads, has read its shard, and the last pass was committed.
     pub ready: bool,
     /// Why not, for people.
@@ -80,6 +82,12 @@ impl OwnerStatus {
 impl SchedulerHandle {
     pub fn status(&self) -> OwnerStatus {
         self.status.borrow().clone()
+    }
+
+    /// Whose the shard's lease is, as last seen.
+    pub fn lease(&self) -> Option<LeaseRecord> {
+        let scope = self.status.borrow().scope.clone();
+        self.elector.scope_status(&scope).and_then(|status| status.record)
     }
 
     /// Changes after every committed pass.
@@ -104,7 +112,6 @@ impl Scheduler {
         let (status_tx, status) = watch::channel(OwnerStatus {
             scope: scope.clone(),
             tenure: None,
-            other: None,
             ready: false,
             reason: "starting".into(),
             active_runs: 0,
@@ -113,6 +120,12 @@ impl Scheduler {
         });
         let (changes_tx, changes) = watch::channel(0);
         let stop = CancellationToken::new();
+        let candidacy = parts.elector.campaign(Campaign {
+            component: COMPONENT.into(),
+            scopes: vec![scope.clone()],
+            note: String::new(),
+            sole_instance: parts.sole_instance,
+        });
         let office = Office {
             deps: Deps {
                 store: parts.store,
@@ -125,15 +138,16 @@ impl Scheduler {
             },
             shard: parts.shard,
             scope,
-            elector: parts.elector,
-            sole_instance: parts.sole_instance,
+            elector: Arc::clone(&parts.elector),
+            candidacy: Mutex::new(candidacy),
+            lease_metrics: parts.lease_metrics,
             status: status_tx,
             changes: changes_tx,
             stop: stop.clone(),
         };
         tokio::spawn(forward(failed, parts.inbox));
         let task = tokio::spawn(supervise(Arc::new(office)));
-        Self { handle: SchedulerHandle { status, changes }, stop, task }
+        Self { handle: SchedulerHandle { status, changes, elector: parts.elector }, stop, task }
     }
 
     pub fn handle(&self) -> SchedulerHandle {
@@ -157,8 +171,8 @@ async fn supervise(office: Arc<Office>) {
             Err(panic) => {
                 tracing::error!(%panic, "the scheduler's loop panicked; starting over");
                 office.deps.metrics.loop_panics.inc();
+                // The term went with the loop that held it.
                 office.not_ready("the scheduler's loop panicked");
-                office.elector.release(&office.scope).await;
                 office.pause(SHORTEST_BACKOFF).await;
             }
         }
@@ -177,7 +191,9 @@ struct Office {
     shard: ShardId,
     scope: Scope,
     elector: Arc<Elector>,
-    sole_instance: Option<String>,
+    /// Outlives a loop that panics: the seat at the table stays.
+    candidacy: Mutex<Candidacy>,
+    lease_metrics: LeaseMetrics,
     status: watch::Sender<OwnerStatus>,
     changes: watch::Sender<u64>,
     stop: CancellationToken,
@@ -185,64 +201,45 @@ struct Office {
 
 /// Why an owner stopped working.
 enum Ended {
-    Stopped,
+    /// This process stops, or the shard should go to another one.
+    AskedBack,
     Lost,
     /// Memory can no longer be trusted: read everything again, under the same term.
     Reload,
 }
 
+/// Replicas that schedule are members of this.
+const COMPONENT: &str = "scheduler";
+/// How often a standby says whom it waits for.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
 impl Office {
     async fn run(self: Arc<Self>) {
-        let mut backoff = SHORTEST_BACKOFF;
-        while !self.stop.is_cancelled() {
-            match self.campaign().await {
-                Ok(tenure) => {
-                    backoff = SHORTEST_BACKOFF;
-                    self.lead(tenure).await;
-                }
-                Err(error) => {
-                    self.not_ready(&error.to_string());
-                    self.pause(backoff).await;
-                    backoff = (backoff * 2).min(LONGEST_BACKOFF);
-                }
-            }
+        let mut candidacy = self.candidacy.lock().await;
+        while let Some(tenure) = self.elected(&mut candidacy).await {
+            self.lead(tenure).await;
         }
         self.not_ready("stopped");
     }
 
-    /// Tries until the lease is won. A holder known to be dead is not waited for.
-    async fn campaign(&self) -> Result<Tenure, ElectorError> {
+    /// Waits for the next term. `None` once stopping.
+    async fn elected(&self, candidacy: &mut Candidacy) -> Option<Tenure> {
         loop {
-            let takeover = self.takeover().await?;
-            match self.elector.acquire(&self.scope, takeover, "scheduler").await {
-                Ok(tenure) => {
-                    tracing::info!(scope = %self.scope, epoch = %tenure.epoch(), "leading");
-                    return Ok(tenure);
-                }
-                Err(ElectorError::Held(record)) => {
-                    // Sleep to the expected expiry, but look now and then: it may be released.
-                    let pause = record.remaining.clamp(SHORTEST_BACKOFF, Duration::from_secs(1));
-                    self.not_ready(&format!("{} holds {}", record.holder, record.scope));
-                    self.status.send_modify(|status| status.other = Some(*record));
-                    self.pause(pause).await;
-                }
-                Err(other) => return Err(other),
+            tokio::select! {
+                () = self.stop.cancelled() => return None,
+                elected = candidacy.elected() => return elected,
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
-            if self.stop.is_cancelled() {
-                return Err(ElectorError::Stopped);
-            }
+            self.not_ready(&match self.elector.scope_status(&self.scope) {
+                Some(ScopeStatus { problem: Some(problem), .. }) => problem,
+                Some(ScopeStatus { record: Some(record), .. }) if record.is_held() => {
+                    format!("{} holds {}", record.holder, record.scope)
+                }
+                _ => format!("standing for {}", self.scope),
+            });
         }
-    }
-
-    async fn takeover(&self) -> Result<Takeover, ElectorError> {
-        let Some(instance) = &self.sole_instance else { return Ok(Takeover::IfFree) };
-        let leases = self.deps.store.list_leases().await?;
-        let left_over =
-            leases.iter().find(|lease| lease.scope == self.scope && lease.holder.instance == *instance);
-        Ok(left_over.map_or(Takeover::IfFree, |lease| Takeover::OfDead(lease.term)))
     }
 
     /// Works under one term, reading the shard anew as often as needed.
@@ -258,18 +255,20 @@ impl Office {
                 }
             };
             match ended {
-                Ended::Reload if !self.stop.is_cancelled() && !tenure.lost().is_cancelled() => {
+                Ended::Reload if !self.should_end(&tenure) => {
                     self.pause(backoff).await;
                     backoff = (backoff * 2).min(LONGEST_BACKOFF);
                 }
-                Ended::Stopped | Ended::Reload => {
-                    self.elector.release(&self.scope).await;
+                Ended::AskedBack | Ended::Reload => {
+                    tenure.resign().await;
+                    self.not_ready("the shard was given back");
                     return;
                 }
                 Ended::Lost => {
                     tracing::warn!(scope = %self.scope, epoch = %tenure.epoch(), "no longer leading");
+                    // Fenced without having noticed the loss: the term is of no use any more.
+                    tenure.resign().await;
                     self.not_ready("leadership was lost");
-                    self.elector.release(&self.scope).await;
                     return;
                 }
             }
@@ -293,8 +292,9 @@ impl Office {
                     }
                     report.again
                 }
-                Err(PassError::NotLeading(_) | PassError::Store(StoreError::Fenced { .. })) => {
-                    self.deps.metrics.fenced.inc();
+                Err(PassError::NotLeading(_)) => return Ended::Lost,
+                Err(PassError::Store(StoreError::Fenced { .. })) => {
+                    self.lease_metrics.fenced_write(&self.scope);
                     return Ended::Lost;
                 }
                 Err(PassError::Store(error)) => {
@@ -308,12 +308,13 @@ impl Office {
                 next_look = self.deps.clock.boottime() + self.deps.config.tick;
             }
             look = again;
-            if again && !self.stop.is_cancelled() && !tenure.lost().is_cancelled() {
+            if again && !self.should_end(tenure) {
                 continue;
             }
             let until_look = next_look.saturating_since(self.deps.clock.boottime());
             tokio::select! {
-                () = self.stop.cancelled() => return Ended::Stopped,
+                () = self.stop.cancelled() => return Ended::AskedBack,
+                () = tenure.asked_back().cancelled() => return Ended::AskedBack,
                 () = tenure.lost().cancelled() => return Ended::Lost,
                 () = self.deps.inbox.arrived() => {}
                 changed = wakes.changed() => look = changed.is_ok(),
@@ -322,6 +323,10 @@ impl Office {
             }
             look |= next_look <= self.deps.clock.boottime();
         }
+    }
+
+    fn should_end(&self, tenure: &Tenure) -> bool {
+        self.stop.is_cancelled() || tenure.asked_back().is_cancelled() || tenure.lost().is_cancelled()
     }
 
     /// Until time itself gives the owner something to do.
@@ -335,7 +340,6 @@ impl Office {
     fn leading(&self, tenure: &Tenure, owner: &ShardOwner, look: bool) {
         self.status.send_modify(|status| {
             status.tenure = Some(tenure.clone());
-            status.other = None;
             status.ready = true;
             status.reason = String::new();
             status.active_runs = owner.runs.len();

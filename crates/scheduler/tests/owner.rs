@@ -10,7 +10,11 @@ use prometheus_client::registry::Registry;
 use serde_json::json;
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::{AssignError, DispatchMetrics, EnvSecrets, Executor, PoolSize};
-use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore};
+use tenure_lease::{
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Elector, ElectorConfig, ElectorParts, Hint, Holder,
+    LeaseError, LeaseMetrics, LeaseRecord, LeaseStore, Lifeline, PastTerm, ReleaseOutcome, RenewOutcome,
+    Scope, Session,
+};
 use tenure_model::{
     Ack, Assignment, AttemptId, DagSpec, FailReason, NewRun, NodeId, Outcome, PoolName, Report, ReportBody,
     Resources, RunId, RunState, RunType, Schedule, ShardId, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
@@ -22,7 +26,7 @@ use tenure_store::{
     RunView, SchedulingStore, SharedStore, TiQuery, TiView, Trigger, Views,
 };
 use tenure_store_sqlite::{SqliteOptions, SqliteStore};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -68,12 +72,48 @@ struct Options {
     config: OwnerConfig,
     /// Takes over from whoever held the shard before, as a restarted process does.
     restarted: bool,
+    /// Learns of a takeover from its next renewal or its next write, not from a hint.
+    deaf: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let config = OwnerConfig { tick: Duration::from_millis(100), ..OwnerConfig::new("test") };
-        Self { pool: PoolSize::PRO, doors: Semaphore::MAX_PERMITS, config, restarted: true }
+        Self { pool: PoolSize::PRO, doors: Semaphore::MAX_PERMITS, config, restarted: true, deaf: false }
+    }
+}
+
+/// A lease store from which no hints come.
+struct Deaf(Arc<SqliteStore>);
+
+#[async_trait]
+impl LeaseStore for Deaf {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome, LeaseError> {
+        self.0.acquire(request).await
+    }
+    async fn renew(&self, claims: &[Claim]) -> Result<Vec<RenewOutcome>, LeaseError> {
+        self.0.renew(claims).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<ReleaseOutcome, LeaseError> {
+        self.0.release(claim).await
+    }
+    async fn list_leases(&self, under: &str) -> Result<Vec<LeaseRecord>, LeaseError> {
+        self.0.list_leases(under).await
+    }
+    async fn find_lease(&self, scope: &Scope) -> Result<Option<LeaseRecord>, LeaseError> {
+        self.0.find_lease(scope).await
+    }
+    async fn lease_history(&self, scope: &Scope, limit: usize) -> Result<Vec<PastTerm>, LeaseError> {
+        self.0.lease_history(scope, limit).await
+    }
+    fn watch(&self) -> broadcast::Receiver<Hint> {
+        broadcast::Sender::new(1).subscribe()
+    }
+    async fn attach(&self, _: Session) -> Result<Option<Box<dyn Lifeline>>, LeaseError> {
+        Ok(None)
     }
 }
 
@@ -100,11 +140,17 @@ impl Rig {
 
     fn owner(&self, options: Options) -> Owner {
         let entropy = Entropy::from_os();
-        let holder = Holder { name: "test".into(), instance: "i".into(), address: None };
-        let config =
-            ElectorConfig { holder, duration: Duration::from_secs(10), margin: Duration::from_secs(1) };
-        let leases: Arc<dyn LeaseStore> = self.store.clone();
-        let elector = Elector::start(leases, config, Arc::clone(&self.clock), entropy.clone()).unwrap();
+        let session = Session(entropy.uuid(self.clock.now()));
+        let holder = Holder { name: "test".into(), instance: "i".into(), session, address: None };
+        let lease_metrics = LeaseMetrics::default();
+        let parts = ElectorParts {
+            leases: if options.deaf { Arc::new(Deaf(self.store.clone())) } else { self.store.clone() },
+            fences: self.store.clone(),
+            clock: Arc::clone(&self.clock),
+            entropy: entropy.clone(),
+            metrics: lease_metrics.clone(),
+        };
+        let elector = Elector::start(parts, ElectorConfig::new(holder, Duration::from_secs(10))).unwrap();
         let (assigned, assignments) = mpsc::unbounded_channel();
         let hands =
             Arc::new(Hands { assigned, stopped: Mutex::default(), open: Semaphore::new(options.doors) });
@@ -122,9 +168,10 @@ impl Rig {
             clock: Arc::clone(&self.clock),
             entropy,
             metrics: SchedulerMetrics::register(&mut registry),
+            lease_metrics,
             dispatch_metrics: DispatchMetrics::register(&mut registry),
             config: options.config,
-            sole_instance: options.restarted.then(|| "i".into()),
+            sole_instance: options.restarted,
         });
         Owner { scheduler, inbox, hands, assignments }
     }
@@ -312,7 +359,7 @@ async fn a_binding_that_was_never_handed_out_is_handed_out_by_the_next_owner_and
 async fn a_deposed_owner_writes_nothing_more() {
     let rig = Rig::new().await;
     rig.register(DagSpec::new("d", vec![exec("a")])).await;
-    let mut first = rig.owner(Options { restarted: false, ..Options::default() });
+    let mut first = rig.owner(Options { restarted: false, deaf: true, ..Options::default() });
     rig.trigger("d", "r").await;
     let assignment = first.next().await;
     // A second owner takes over while the first believes to lead.
