@@ -326,6 +326,8 @@ struct Share {
     list_in_flight: bool,
     /// Known once, so that the first plan does not take everything.
     listed: bool,
+    /// Has sat among the members once.
+    seated: bool,
     withdrawn: bool,
     dirty: bool,
 }
@@ -480,6 +482,7 @@ impl Protocol {
             list_at: Some(now.boot),
             list_in_flight: false,
             listed: false,
+            seated: false,
             withdrawn: false,
             dirty: true,
             campaign,
@@ -601,6 +604,7 @@ impl Protocol {
             seat.state = State::Leading(held);
             if let Some(share) = self.shares.get_mut(&seat.campaign) {
                 share.dirty = true;
+                share.seated |= share.member_seat == *scope;
             }
         }
         self.changed.insert(scope.clone());
@@ -752,12 +756,14 @@ impl Protocol {
         share.list_at = Some(share.list_at.filter(|at| *at > now.boot).map_or(next, |at| at.min(next)));
         share.observe_members(&listing.members, self.rules.holder.session);
         let Some(leases) = listing.leases else { return };
-        share.listed = true;
         share.dirty = true;
         let mut found: BTreeMap<Scope, LeaseRecord> =
             leases.into_iter().map(|record| (record.scope.clone(), record)).collect();
         for scope in share.preferred.clone() {
             self.observe(now, &scope, found.remove(&scope), effects);
+        }
+        if let Some(share) = self.shares.get_mut(&id) {
+            share.listed = true;
         }
     }
 
@@ -788,7 +794,10 @@ impl Protocol {
             | State::Confirming(_)
             | State::Releasing { .. } => return,
         }
-        let sole = self.shares.get(&seat.campaign).is_some_and(|share| share.campaign.sole_instance);
+        // A predecessor's lease is there from the start. What appears later is somebody alive, whatever it
+        // calls itself, and snatching it back and forth would serve nobody.
+        let share = self.shares.get(&seat.campaign);
+        let sole = share.is_some_and(|share| share.campaign.sole_instance && !share.listed);
         let before = seat.seen.take();
         let unchanged = before.as_ref().filter(|seen| same_version(&seen.record, &record));
         let unchanged_since = unchanged.map_or(now.boot, |seen| seen.unchanged_since);
@@ -1021,7 +1030,7 @@ impl Protocol {
     fn sit_among_members(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get(&id).filter(|share| !share.withdrawn) else { return };
         let scope = share.member_seat.clone();
-        let (note, sole) = (share.campaign.note.clone(), share.campaign.sole_instance);
+        let (note, sole) = (share.campaign.note.clone(), share.campaign.sole_instance && !share.seated);
         let component = share.campaign.component.clone();
         let Some(seat) = self.seats.get_mut(&scope) else { return };
         if !matches!(seat.state, State::Following) || seat.not_before.is_some() {
