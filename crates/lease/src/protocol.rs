@@ -318,6 +318,8 @@ struct Share {
     /// In this member's own order.
     preferred: Vec<Scope>,
     common_prefix: String,
+    /// Scopes that another campaign of this process stands for.
+    taken: Vec<Scope>,
     member_seat: Scope,
     members: BTreeSet<Session>,
     /// Members that are said to have crashed, with the version their seat had then.
@@ -466,16 +468,17 @@ impl Protocol {
             false => member_seat,
             true => self.other_member_seat(&campaign.component),
         };
-        // What another campaign of this process already stands for is left to that one.
-        let scopes: Vec<Scope> =
-            campaign.scopes.iter().filter(|scope| !self.seats.contains_key(*scope)).cloned().collect();
+        // What another campaign of this process still stands for is waited for until that one lets go of it.
+        let (taken, scopes): (Vec<Scope>, Vec<Scope>) =
+            campaign.scopes.iter().cloned().partition(|scope| self.seats.contains_key(scope));
         for scope in &scopes {
             self.seats.insert(scope.clone(), Seat::new(id, Kind::Contested));
         }
         self.seats.insert(member_seat.clone(), Seat::new(id, Kind::Member));
         let share = Share {
             preferred: share::preference(&own.instance, &scopes),
-            common_prefix: common_prefix(&scopes),
+            common_prefix: common_prefix(&campaign.scopes),
+            taken,
             member_seat,
             members: BTreeSet::from([own.session]),
             crashed: BTreeMap::new(),
@@ -933,6 +936,7 @@ impl Protocol {
         self.release_the_resigned(effects);
         self.renew(now, effects);
         for id in self.shares.keys().copied().collect::<Vec<_>>() {
+            self.inherit(now, id);
             self.sit_among_members(now, id, effects);
             self.look_around(now, id, effects);
             self.share_out(now, id, effects);
@@ -1024,6 +1028,25 @@ impl Protocol {
 
     fn next_renewal(&self) -> Duration {
         self.rules.renew_every() - self.entropy.jitter(self.rules.duration / 20)
+    }
+
+    /// Takes a seat for what an earlier campaign of this process has let go of.
+    fn inherit(&mut self, now: Now, id: CampaignId) {
+        let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
+        let seats = &self.seats;
+        let (taken, free): (Vec<Scope>, Vec<Scope>) =
+            share.taken.drain(..).partition(|scope| seats.contains_key(scope));
+        share.taken = taken;
+        if free.is_empty() {
+            return;
+        }
+        for scope in &free {
+            let mut seat = Seat::new(id, Kind::Contested);
+            seat.look_now(now.boot);
+            self.seats.insert(scope.clone(), seat);
+        }
+        share.preferred.extend(free);
+        share.preferred = share::preference(&self.rules.holder.instance, &share.preferred);
     }
 
     /// Whoever stands for scopes sits among the members of its component.
