@@ -3,7 +3,10 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolBuilder, RecyclingMethod, Runtime,
+};
+use futures::future::try_join_all;
 use tenure_clock::Entropy;
 use tenure_store::{BoxError, StoreError};
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
@@ -11,21 +14,23 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::session::Session;
 use crate::wakes::Wakes;
-use crate::{PostgresStore, migrate};
+use crate::{EpochMint, PostgresLeases, PostgresStore, migrate};
 
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
     /// For a database that is new; one that exists keeps the number it was created with.
     pub shards: u16,
-    /// Connections besides those reserved for leases (two) and for waking up (one).
+    /// Connections besides those for leases (two to four, one that listens, two once crash hints are wanted) and
+    /// for waking up (one).
     pub pool_size: usize,
     /// Shown by `pg_stat_activity`.
     pub application_name: String,
+    pub epochs: EpochMint,
 }
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { shards: 1, pool_size: 8, application_name: "tenure".into() }
+        Self { shards: 1, pool_size: 8, application_name: "tenure".into(), epochs: EpochMint::default() }
     }
 }
 
@@ -57,9 +62,13 @@ pub enum ConnectError {
     },
 }
 
-/// A renewal must get through, and an acquire may wait for a fence meanwhile.
+/// In each of the two pools: one in use, one more where its answer is late.
 const LEASE_CONNECTIONS: usize = 2;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Leases are short: a host that says nothing must leave time for the next one.
+const LEASE_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// For a lease connection as a whole, handshake included, and once more for its plans.
+const LEASE_READY_TIMEOUT: Duration = Duration::from_secs(5);
 /// A caller that finds every connection lent out gives up after this, and says so.
 const BORROW_TIMEOUT: Duration = Duration::from_secs(5);
 /// A black-holed peer is noticed after 5 + 3 × 2 s without an answer, unacknowledged data after 10 s.
@@ -74,6 +83,12 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 const SESSION: &str = "-c synchronous_commit=on -c statement_timeout=30s -c lock_timeout=2s \
      -c idle_in_transaction_session_timeout=2s -c client_connection_check_interval=1s";
 
+/// Lease connections look up rows by key and nothing else, so a plan that was made while the tables were small
+/// must not read all of them later. Each statement has to see what was committed while it waited for a lock,
+/// whatever the database or the URL says of isolation.
+const LEASE_SESSION: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
+     -c default_transaction_isolation=read\\ committed";
+
 impl PostgresStore {
     /// Connects, brings the schema up to date, and starts to listen for other processes' wakes.
     pub async fn connect(
@@ -81,20 +96,38 @@ impl PostgresStore {
         options: PostgresOptions,
         entropy: &Entropy,
     ) -> Result<Self, ConnectError> {
-        let config = configure(url, &options)?;
+        let config = configure(url, &options.application_name)?;
+        let for_leases = configure_leases(url, &options.application_name)?;
         let target = target(&config);
         let pool = pool(&config, options.pool_size.max(1));
-        let leases = pool_of_leases(&config);
-        let connected =
-            |error: StoreError| ConnectError::Connect { target: target.clone(), source: cause(error) };
-        Session::borrow(&pool, "connecting").await.map_err(connected)?.give_back();
+        reach(&pool, &target).await?;
         let shards = migrate::run(&pool, &target, options.shards).await?;
+        let leases = PostgresLeases::over(for_leases, options.epochs, entropy).await?;
         let wakes = Wakes::start(config, entropy);
         Ok(Self { pool, leases, shards, wakes })
     }
 }
 
-fn configure(url: &str, options: &PostgresOptions) -> Result<Config, ConnectError> {
+/// Says now, and in words for people, what every later verb would say.
+pub(crate) async fn reach(pool: &Pool, target: &str) -> Result<(), ConnectError> {
+    let failed = |error| ConnectError::Connect { target: target.to_owned(), source: cause(error) };
+    Session::borrow(pool, "connecting").await.map_err(failed)?.give_back();
+    Ok(())
+}
+
+/// As for everything, and a little stricter.
+pub(crate) fn configure_leases(url: &str, application_name: &str) -> Result<Config, ConnectError> {
+    let own_timeout = Config::from_str(url).is_ok_and(|config| config.get_connect_timeout().is_some());
+    let mut config = configure(url, application_name)?;
+    let session = format!("{} {LEASE_SESSION}", config.get_options().unwrap_or_default());
+    config.options(session);
+    if !own_timeout {
+        config.connect_timeout(LEASE_CONNECT_TIMEOUT);
+    }
+    Ok(config)
+}
+
+fn configure(url: &str, application_name: &str) -> Result<Config, ConnectError> {
     let mut config = Config::from_str(url).map_err(|error| ConnectError::Url(error.into()))?;
     if config.get_ssl_mode() == SslMode::Require {
         return Err(ConnectError::Tls);
@@ -106,7 +139,7 @@ fn configure(url: &str, options: &PostgresOptions) -> Result<Config, ConnectErro
     };
     config.options(session);
     if config.get_application_name().is_none() {
-        config.application_name(&options.application_name);
+        config.application_name(application_name);
     }
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(CONNECT_TIMEOUT);
@@ -121,25 +154,35 @@ fn configure(url: &str, options: &PostgresOptions) -> Result<Config, ConnectErro
     Ok(config)
 }
 
-fn pool(config: &Config, size: usize) -> Pool {
-    let ways = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(config.clone(), NoTls, ways);
-    Pool::builder(manager)
-        .max_size(size)
-        .wait_timeout(Some(BORROW_TIMEOUT))
-        // Beyond the timeout of one address: several hosts may be tried in turn.
-        .create_timeout(Some(CONNECT_TIMEOUT * 2))
-        .runtime(Runtime::Tokio1)
-        .build()
-        .expect("a pool with timeouts has its runtime")
+pub(crate) fn pool(config: &Config, size: usize) -> Pool {
+    // Beyond the timeout of one address: several hosts may be tried in turn.
+    let builder = pool_builder(config, size).create_timeout(Some(CONNECT_TIMEOUT * 2));
+    builder.build().expect("a pool with timeouts has its runtime")
 }
 
-fn pool_of_leases(config: &Config) -> Pool {
-    pool(config, LEASE_CONNECTIONS)
+/// Its connections come with their statements prepared: no takeover has to wait for a plan.
+pub(crate) fn lease_pool(config: &Config, statements: &'static [&'static str]) -> Pool {
+    let prepare = Hook::async_fn(move |client: &mut deadpool_postgres::ClientWrapper, _| {
+        Box::pin(async move {
+            let preparing = try_join_all(statements.iter().map(|sql| client.prepare_cached(sql)));
+            match tokio::time::timeout(LEASE_READY_TIMEOUT, preparing).await {
+                Ok(prepared) => prepared.map(drop).map_err(HookError::Backend),
+                Err(_) => Err(HookError::message("the server did not answer in time")),
+            }
+        })
+    });
+    let builder = pool_builder(config, LEASE_CONNECTIONS).create_timeout(Some(LEASE_READY_TIMEOUT));
+    builder.post_create(prepare).build().expect("a pool with timeouts has its runtime")
+}
+
+fn pool_builder(config: &Config, size: usize) -> PoolBuilder {
+    let ways = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    let manager = Manager::from_config(config.clone(), NoTls, ways);
+    Pool::builder(manager).max_size(size).wait_timeout(Some(BORROW_TIMEOUT)).runtime(Runtime::Tokio1)
 }
 
 /// Where a connection goes, without the password.
-fn target(config: &Config) -> String {
+pub(crate) fn target(config: &Config) -> String {
     let ports = config.get_ports();
     let port = |number: usize| ports.get(number).or(ports.first()).copied().unwrap_or(5432);
     let hosts = config.get_hosts().iter().enumerate().map(|(number, host)| match host {
@@ -163,7 +206,7 @@ mod tests {
     use super::*;
 
     fn configured(url: &str) -> Result<Config, ConnectError> {
-        configure(url, &PostgresOptions::default())
+        configure(url, "tests")
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(crate) fn of_commit(doing: &'static str, error: tokio_postgres::Error) -> St
         let session_lives = matches!(refusal.parsed_severity(), Some(Severity::Error));
         session_lives && *refusal.code() != SqlState::TRANSACTION_RESOLUTION_UNKNOWN
     });
-    if refused { unavailable(doing, error) } else { StoreError::Unknown { doing, source: error.into() } }
+    if refused { of_statement(doing, error) } else { StoreError::Unknown { doing, source: error.into() } }
 }
 
 pub(crate) fn no_answer_to_commit(doing: &'static str) -> StoreError {

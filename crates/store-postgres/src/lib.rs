@@ -11,6 +11,7 @@ mod connect;
 mod errors;
 mod intent;
 mod leases;
+mod listen;
 mod migrate;
 mod pass;
 mod reads;
@@ -22,14 +23,14 @@ mod wakes;
 use std::fmt;
 
 pub use connect::{ConnectError, PostgresOptions};
+pub use leases::{EpochMint, PostgresLeaseOptions, PostgresLeases};
 
 /// A state database on Postgres. It finds its way back by itself after the server was away.
 pub struct PostgresStore {
     /// For everything but leases.
     pool: deadpool_postgres::Pool,
-    /// Reserved: a starved pool must not cost leadership, and an acquire that waits for a fence must not
-    /// hold up renewals.
-    leases: deadpool_postgres::Pool,
+    /// With connections of its own: a starved pool must not cost leadership.
+    leases: PostgresLeases,
     shards: u16,
     wakes: wakes::Wakes,
 }
@@ -39,6 +40,7 @@ impl fmt::Debug for PostgresStore {
         f.debug_struct("PostgresStore")
             .field("shards", &self.shards)
             .field("pool", &self.pool.status())
+            .field("leases", &self.leases)
             .finish()
     }
 }

@@ -8,12 +8,18 @@ use crate::errors;
 use crate::session::Session;
 
 /// In order; a migration that was released never changes.
-const MIGRATIONS: [(&str, &str); 1] = [("start", include_str!("../migrations/0001_start.sql"))];
+const MIGRATIONS: [(&str, &str); 2] =
+    [("start", include_str!("../migrations/0001_start.sql")), ("lease_history", LEASES)];
+
+/// What leases need, also in a database that is not Tenure's. The next change to their tables is a migration of
+/// its own that is run there too.
+pub(crate) const LEASES: &str = include_str!("../migrations/0002_lease_history.sql");
 
 /// Replicas that start together wait for the first one. Longer than any migration should take.
-const ALONE: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = '60s';
-    SELECT pg_advisory_xact_lock(7306921354498471525);
-    CREATE TABLE IF NOT EXISTS schema_version (
+pub(crate) const ALONE: &str = "SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = '60s';
+    SELECT pg_advisory_xact_lock(7306921354498471525)";
+
+const VERSIONED: &str = "CREATE TABLE IF NOT EXISTS schema_version (
         version integer PRIMARY KEY,
         name text NOT NULL,
         applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -40,13 +46,14 @@ pub(crate) async fn run(pool: &Pool, target: &str, shards: u16) -> Result<u16, C
 
 async fn version(session: &Session) -> Result<i32, StoreError> {
     session.batch(ALONE).await?;
+    session.batch(VERSIONED).await?;
     let row = session.row("SELECT coalesce(max(version), 0) FROM schema_version", &[]).await?;
     Ok(row.expect("an aggregate has one row").get(0))
 }
 
 async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, StoreError> {
     for (version, (name, sql)) in (1..).zip(MIGRATIONS).skip(found.max(0) as usize) {
-        session.batch(sql).await?;
+        session.batch(&beside_leases(sql)).await?;
         session
             .execute("INSERT INTO schema_version (version, name) VALUES ($1, $2)", &[&version, &name])
             .await?;
@@ -57,4 +64,12 @@ async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, Stor
     let row = session.row("SELECT value FROM meta WHERE name = 'shards'", &[]).await?;
     let stored: String = row.expect("it was inserted just now").get(0);
     stored.parse().map_err(|error: std::num::ParseIntError| errors::corrupt("the number of shards", error))
+}
+
+/// Someone may have kept leases in this database before it became Tenure's: their tables stay, with every
+/// epoch in them. The migration itself was released and does not change.
+fn beside_leases(sql: &str) -> String {
+    ["leases", "fences"].iter().fold(sql.to_owned(), |sql, table| {
+        sql.replace(&format!("CREATE TABLE {table} ("), &format!("CREATE TABLE IF NOT EXISTS {table} ("))
+    })
 }

@@ -36,13 +36,28 @@ pub(crate) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 pub(crate) struct Session {
     client: Option<Object>,
     doing: &'static str,
+    patience: Duration,
+    /// A statement that was sent may commit, by itself or because a COMMIT was sent behind it.
+    commits: bool,
 }
 
 impl Session {
     /// A connection on which nothing has begun yet.
     pub(crate) async fn borrow(pool: &Pool, doing: &'static str) -> Result<Self, StoreError> {
         let client = pool.get().await.map_err(|error| errors::no_connection(doing, error))?;
-        Ok(Self { client: Some(client), doing })
+        Ok(Self { client: Some(client), doing, patience: PATIENCE, commits: false })
+    }
+
+    /// Waits for an answer no longer than this.
+    pub(crate) fn within(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// From now on an answer that is lost may hide a commit.
+    pub(crate) fn committing(mut self) -> Self {
+        self.commits = true;
+        self
     }
 
     pub(crate) async fn begin(pool: &Pool, doing: &'static str) -> Result<Self, StoreError> {
@@ -133,7 +148,7 @@ impl Session {
         if outcome.as_ref().is_err_and(errors::spoils_session) {
             return outcome;
         }
-        let ended = tokio::time::timeout(PATIENCE, self.client().batch_execute(end)).await;
+        let ended = tokio::time::timeout(self.patience, self.client().batch_execute(end)).await;
         match (outcome, ended) {
             (outcome, Ok(Ok(()))) => {
                 self.client = None; // back to the pool
@@ -150,9 +165,11 @@ impl Session {
         &self,
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, StoreError> {
-        match tokio::time::timeout(PATIENCE, work).await {
-            Ok(done) => done.map_err(|error| errors::of_statement(self.doing, error)),
-            Err(_) => Err(errors::no_answer(self.doing)),
+        match (tokio::time::timeout(self.patience, work).await, self.commits) {
+            (Ok(done), false) => done.map_err(|error| errors::of_statement(self.doing, error)),
+            (Ok(done), true) => done.map_err(|error| errors::of_commit(self.doing, error)),
+            (Err(_), false) => Err(errors::no_answer(self.doing)),
+            (Err(_), true) => Err(errors::no_answer_to_commit(self.doing)),
         }
     }
 }

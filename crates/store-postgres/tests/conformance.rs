@@ -12,17 +12,7 @@ async fn fresh(shards: u16) -> Fresh {
     let options = PostgresOptions { shards, ..PostgresOptions::default() };
     let store =
         PostgresStore::connect(&database.url, options, &Entropy::from_os()).await.expect("a fresh database");
-    let url = database.url.clone();
-    let forget_leases = Box::new(move || -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
-        let url = url.clone();
-        Box::pin(async move {
-            let (client, connection) =
-                tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("connected");
-            tokio::spawn(connection);
-            client.batch_execute("DELETE FROM leases").await.expect("deleted");
-        })
-    });
-    Fresh { store: Arc::new(store), forget_leases, keep: Box::new(database) }
+    Fresh { store: Arc::new(store), keep: Box::new(database) }
 }
 
 tenure_store_conformance::exercise!(fresh);

@@ -49,14 +49,15 @@ async fn scheduling_reads_no_table_from_end_to_end() {
 
     let ours = store(&database.url, 1).await;
     register(&ours, "etl", 4).await;
-    let (elector, tenure) = owner(&ours).await;
+    let (standing, tenure) = owner(&ours).await;
     // Ten times: after five, the server may settle on one plan for all parameters.
     for round in 0..10 {
         schedule(&ours, &tenure, round).await;
         look(&ours, round).await;
     }
-    elector.stop().await;
-    drop(ours);
+    drop(tenure);
+    standing.stop().await;
+    drop((standing, ours));
     alone(&observer).await;
     assert_eq!(scans(&observer).await, before);
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_lease::{
-    AcquireRequest, Elector, ElectorConfig, Holder, LeaseStore, Scope, Takeover, Tenure, Term,
+    AcquireOutcome, AcquireRequest, Campaign, Candidacy, Claim, Elector, ElectorConfig, ElectorParts, Holder,
+    LeaseMetrics, LeaseRecord, LeaseStore, Scope, Session, Takeover, Tenure, Term,
 };
 use tenure_model::{
     DagSpec, NewRun, RunKey, RunState, RunType, ShardId, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
@@ -16,16 +17,21 @@ use tenure_store::{
     AuditEntry, CreateRunOutcome, DagRegistration, IntentStore, Pass, RunChange, RunHeader, RunSnapshot,
     SchedulingStore, StateChange, TiChange, Trigger,
 };
-use tenure_store_postgres::{PostgresOptions, PostgresStore};
+use tenure_store_postgres::{PostgresLeaseOptions, PostgresLeases, PostgresOptions, PostgresStore};
 use tenure_testkit::wait_for;
 use tokio_postgres::{Client, NoTls};
 
 pub const SOON: Duration = Duration::from_secs(20);
-const LONG: Duration = Duration::from_secs(600);
+pub const LONG: Duration = Duration::from_secs(600);
 
 pub async fn store(url: &str, pool_size: usize) -> Arc<PostgresStore> {
     let options = PostgresOptions { shards: 1, pool_size, ..PostgresOptions::default() };
     Arc::new(PostgresStore::connect(url, options, &Entropy::from_os()).await.expect("connected"))
+}
+
+pub async fn leases(url: &str) -> Arc<PostgresLeases> {
+    let options = PostgresLeaseOptions::default();
+    Arc::new(PostgresLeases::connect(url, options, &Entropy::from_os()).await.expect("connected"))
 }
 
 /// A session of the test's own, beside the store.
@@ -48,27 +54,74 @@ pub fn scope() -> Scope {
 }
 
 pub fn holder(name: &str) -> Holder {
-    Holder { name: name.into(), instance: "test".into(), address: None }
+    Holder { name: name.into(), instance: "test".into(), session: session(), address: None }
 }
 
-/// A takeover from a term that is believed to be dead.
-pub fn takeover(of: &Tenure) -> AcquireRequest {
+pub fn session() -> Session {
+    Session(Entropy::from_os().uuid(now()))
+}
+
+pub fn term() -> Term {
+    Term(Entropy::from_os().uuid(now()))
+}
+
+pub fn request(scope: &Scope, takeover: Takeover) -> AcquireRequest {
     AcquireRequest {
-        scope: scope(),
+        scope: scope.clone(),
         holder: holder("heir"),
-        term: Term(Entropy::from_os().uuid(now())),
+        term: term(),
         duration: LONG,
-        takeover: Takeover::OfDead(of.term()),
+        takeover,
         note: String::new(),
     }
 }
 
-pub async fn owner(store: &Arc<PostgresStore>) -> (Elector, Tenure) {
-    let leases: Arc<dyn LeaseStore> = Arc::clone(store) as _;
-    let config = ElectorConfig { holder: holder("owner"), duration: LONG, margin: Duration::from_secs(5) };
-    let elector = Elector::start(leases, config, Arc::new(SystemClock), Entropy::from_os()).expect("slack");
-    let tenure = elector.acquire(&scope(), Takeover::IfFree, "").await.expect("free");
-    (elector, tenure)
+pub async fn granted(leases: &dyn LeaseStore, request: &AcquireRequest) -> LeaseRecord {
+    match leases.acquire(request).await.expect("answered") {
+        AcquireOutcome::Granted(record) => record,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub fn claim(record: &LeaseRecord) -> Claim {
+    Claim { scope: record.scope.clone(), term: record.term, epoch: record.epoch, duration: record.duration }
+}
+
+/// A takeover from a term that is believed to be dead.
+pub fn takeover(of: &Tenure) -> AcquireRequest {
+    request(of.scope(), Takeover::OfDead(of.term()))
+}
+
+/// Somebody who stands for the shard, for as long as it is kept.
+pub struct Standing {
+    elector: Elector,
+    _candidacy: Candidacy,
+}
+
+impl Standing {
+    pub async fn stop(&self) {
+        self.elector.stop().await;
+    }
+}
+
+pub async fn owner(store: &Arc<PostgresStore>) -> (Standing, Tenure) {
+    let parts = ElectorParts {
+        leases: Arc::clone(store) as _,
+        fences: Arc::clone(store) as _,
+        clock: Arc::new(SystemClock),
+        entropy: Entropy::from_os(),
+        metrics: LeaseMetrics::default(),
+    };
+    let elector = Elector::start(parts, ElectorConfig::new(holder("owner"), LONG)).expect("slack");
+    let campaign = Campaign {
+        component: "tests".into(),
+        scopes: vec![scope()],
+        note: String::new(),
+        sole_instance: false,
+    };
+    let mut candidacy = elector.campaign(campaign);
+    let tenure = tokio::time::timeout(SOON, candidacy.elected()).await.expect("free").expect("it goes on");
+    (Standing { elector, _candidacy: candidacy }, tenure)
 }
 
 pub async fn register(store: &PostgresStore, dag: &str, tasks: usize) {
