@@ -13,12 +13,12 @@ use utoipa::ToSchema;
 
 use crate::error::{ApiError, ApiResult, ErrorBody};
 use crate::input::JsonBody;
-use crate::state::ApiState;
+use crate::state::{ApiState, TokenDigest};
 
 /// Lets a request through when it carries the token.
-pub async fn require_token(State(state): State<ApiState>, request: Request, next: Next) -> Response {
+pub async fn require_token(State(ours): State<TokenDigest>, request: Request, next: Next) -> Response {
     match presented(request.headers()) {
-        Some(token) if state.token.matches(&token) => next.run(request).await,
+        Some(token) if ours.matches(&token) => next.run(request).await,
         Some(_) => ApiError::Unauthorized("The token is not the one of this server.").into_response(),
         None => {
             ApiError::Unauthorized("Not authenticated: send the token as `Authorization: Bearer <token>`.")

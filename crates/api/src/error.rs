@@ -20,6 +20,8 @@ const RETRY_AFTER_SECONDS: &str = "1";
 pub enum ApiError {
     BadRequest(String),
     Unauthorized(&'static str),
+    /// Understood, and not for the one who asks.
+    Forbidden(String),
     NotFound(String),
     MethodNotAllowed(String),
     Conflict(String),
@@ -34,6 +36,8 @@ pub enum ApiError {
     BadDag(Vec<Diagnostic>),
     /// Nothing wrong with the request: try it again.
     Unavailable(String),
+    /// It may or may not have been done.
+    Ambiguous(String),
     Internal(String),
 }
 
@@ -44,6 +48,10 @@ pub type ApiResult<T> = Result<T, ApiError>;
 pub struct ErrorBody {
     /// A text, or (422) a list of `{loc, msg, type}`, or (a refused dag file) `{message, diagnostics}`.
     detail: Value,
+    /// Only with 504: whether it was done is not known.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    ambiguous: bool,
 }
 
 /// What every protected route may answer instead of what was asked for.
@@ -83,12 +91,14 @@ impl ApiError {
         match self {
             Self::BadRequest(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized(_) => StatusCode::UNAUTHORIZED,
+            Self::Forbidden(_) => StatusCode::FORBIDDEN,
             Self::NotFound(_) => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Conflict(_) => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Self::Invalid { .. } | Self::BadDag(_) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Ambiguous(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -97,11 +107,13 @@ impl ApiError {
         match self {
             Self::Unauthorized(text) => text.into(),
             Self::BadRequest(text)
+            | Self::Forbidden(text)
             | Self::NotFound(text)
             | Self::MethodNotAllowed(text)
             | Self::Conflict(text)
             | Self::TooLarge(text)
             | Self::Unavailable(text)
+            | Self::Ambiguous(text)
             | Self::Internal(text) => text.into(),
             Self::Invalid { place, field, message } => {
                 let loc: Vec<_> = [Some(place.to_owned()), field].into_iter().flatten().collect();
@@ -118,7 +130,8 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = self.status();
-        let mut response = (status, Json(ErrorBody { detail: self.detail() })).into_response();
+        let ambiguous = matches!(self, Self::Ambiguous(_));
+        let mut response = (status, Json(ErrorBody { detail: self.detail(), ambiguous })).into_response();
         let headers = response.headers_mut();
         if status == StatusCode::UNAUTHORIZED {
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"tenure\""));
@@ -164,8 +177,22 @@ impl From<StoreError> for ApiError {
 
 impl From<LeaseError> for ApiError {
     fn from(error: LeaseError) -> Self {
-        tracing::warn!(%error, "leases cannot be read");
-        Self::Unavailable(format!("Leases cannot be read: {error}."))
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        match error {
+            LeaseError::Refused(text) => Self::BadRequest(format!("The lease store refuses: {text}.")),
+            LeaseError::Unavailable(_) => {
+                tracing::warn!(cause, "the lease store is unavailable");
+                Self::Unavailable("The lease store is unavailable; nothing was changed.".into())
+            }
+            LeaseError::Ambiguous(_) => {
+                tracing::warn!(cause, "the lease store's answer was lost");
+                Self::Ambiguous(
+                    "The lease store's answer was lost: it may or may not have been done. Repeat the request with \
+                     the same term, and do not count on more time than you had before."
+                        .into(),
+                )
+            }
+        }
     }
 }
 
@@ -190,6 +217,19 @@ mod tests {
         let retry =
             response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap().to_owned());
         (response.status().as_u16(), retry)
+    }
+
+    #[test]
+    fn every_failure_of_the_lease_store_says_whether_to_repeat() {
+        let source = || "no route to host".into();
+        let answer = |error: LeaseError| {
+            let error = ApiError::from(error);
+            let retry = matches!(error, ApiError::Unavailable(_));
+            (error.status().as_u16(), retry, matches!(error, ApiError::Ambiguous(_)))
+        };
+        assert_eq!(answer(LeaseError::Refused("x".into())), (400, false, false));
+        assert_eq!(answer(LeaseError::Unavailable(source())), (503, true, false));
+        assert_eq!(answer(LeaseError::Ambiguous(source())), (504, false, true));
     }
 
     #[test]

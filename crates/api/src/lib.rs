@@ -1,5 +1,5 @@
-//! The HTTP API: Airflow's REST API v2 where Airflow has the notion, Tenure's own beside it, health, metrics
-//! and the OpenAPI document.
+//! The HTTP API: Airflow's REST API v2 where Airflow has the notion, Tenure's own beside it, leases for any
+//! component, health, metrics and the OpenAPI document.
 //!
 //! Promises: it writes intents only, through the store's verbs, and holds no state of its own, so any number
 //! of processes may serve it. Every error is JSON with a `detail` that names the thing and the way out. A
@@ -10,6 +10,7 @@ mod auth;
 mod error;
 mod health;
 mod input;
+mod leases;
 mod openapi;
 mod serve;
 mod state;
@@ -32,6 +33,7 @@ use utoipa_axum::routes;
 use error::ApiError;
 use input::LARGEST_BODY;
 
+pub use leases::LeaseApi;
 pub use serve::{ServeLimits, serve, serve_within};
 pub use state::{
     ApiState, Attachments, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth,
@@ -44,16 +46,30 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(30);
 /// Everything that is served.
 pub fn router(state: ApiState) -> Router {
     let (router, document) = table(&state).split_for_parts();
+    finished(router.with_state(state), &document)
+}
+
+/// The lease API alone, with its part of the document: for a process that offers elections and nothing else.
+pub fn lease_router(api: LeaseApi, token: TokenDigest) -> Router {
+    let guarded = leases::routes().route_layer(middleware::from_fn_with_state(token, auth::require_token));
+    let public = OpenApiRouter::new().routes(routes!(openapi::document)).routes(routes!(health::live));
+    let table = OpenApiRouter::with_openapi(openapi::Document::openapi()).merge(public).merge(guarded);
+    let (router, document) = table.split_for_parts();
+    finished(router.with_state(api), &document)
+}
+
+/// Puts around the routes what holds for all of them.
+fn finished(router: Router, document: &utoipa::openapi::OpenApi) -> Router {
     let document = document.to_json().expect("the document is plain data");
     router
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(openapi::DocumentText(document.into())))
+        .layer(Extension(leases::Watchers::default()))
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .layer(middleware::from_fn(within_time))
         .layer(CatchPanicLayer::custom(answer_panic))
         .layer(TraceLayer::new_for_http())
-        .with_state(state)
 }
 
 /// The one table of routes: for the router and for the document.
@@ -68,8 +84,9 @@ fn table(state: &ApiState) -> OpenApiRouter<ApiState> {
         .merge(airflow::public_routes());
     let guarded = airflow::routes()
         .merge(tenure::routes())
+        .merge(leases::routes())
         .routes(routes!(health::metrics))
-        .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
+        .route_layer(middleware::from_fn_with_state(state.token, auth::require_token));
     OpenApiRouter::with_openapi(openapi::Document::openapi()).merge(public).merge(guarded)
 }
 

@@ -15,14 +15,16 @@ use utoipa::{Modify, OpenApi};
     info(
         title = "Tenure",
         description = "A highly available workflow scheduler. Under `/api/v2`, paths and shapes follow Airflow's \
-                       REST API v2; Tenure's own notions live under `/api/tenure`. Every error is \
-                       `{\"detail\": …}`."
+                       REST API v2; Tenure's own notions live under `/api/tenure`, and leases, for any component \
+                       that elects a leader, under `/api/leases`. Every error is `{\"detail\": …}`."
     ),
     modifiers(&Schemes),
     security(("bearer" = []), ("basic" = [])),
     tags(
         (name = "dags"), (name = "tasks"), (name = "versions"), (name = "runs"), (name = "task instances"),
-        (name = "pools"), (name = "audit"), (name = "cluster"), (name = "health"), (name = "login")
+        (name = "pools"), (name = "audit"), (name = "cluster"),
+        (name = "leases", description = crate::leases::RULES),
+        (name = "health"), (name = "login")
     )
 )]
 pub struct Document;
@@ -67,5 +69,6 @@ pub async fn front_page() -> Json<Value> {
         "ready": "/health/ready",
         "metrics": "/metrics",
         "dags": "/api/v2/dags",
+        "leases": "/api/leases",
     }))
 }

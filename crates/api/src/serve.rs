@@ -1,20 +1,23 @@
 //! Accepts connections and serves the router on them, until told to stop.
 //!
-//! Promises: a client that sends its headers too slowly, or idles, loses its connection; only so many are
-//! open at once, the next ones wait; after `shutdown` no new connection is accepted, requests in flight are
+//! Promises: a client that sends its headers too slowly, idles, or stops reading its answer loses its connection;
+//! only so many are open at once, the next ones wait; after `shutdown` no new connection is accepted, requests in flight are
 //! finished, and whoever takes longer than the grace is cut off.
 
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -23,13 +26,20 @@ pub struct ServeLimits {
     pub connections: usize,
     /// From the last answer, or from connecting, to the end of the next request's headers.
     pub headers_within: Duration,
+    /// For a client to take some of its answer, once it has let the line fill up.
+    pub reads_within: Duration,
     /// For requests in flight after `shutdown`.
     pub grace: Duration,
 }
 
 impl Default for ServeLimits {
     fn default() -> Self {
-        Self { connections: 1024, headers_within: Duration::from_secs(15), grace: Duration::from_secs(10) }
+        Self {
+            connections: 1024,
+            headers_within: Duration::from_secs(15),
+            reads_within: Duration::from_secs(30),
+            grace: Duration::from_secs(10),
+        }
     }
 }
 
@@ -86,8 +96,8 @@ async fn serve_connection(
     }
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.headers_within);
-    let mut connection =
-        pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    let stream = TokioIo::new(Patient::new(stream, limits.reads_within));
+    let mut connection = pin!(builder.serve_connection(stream, TowerToHyperService::new(router)));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = shutdown.cancelled() => {
@@ -122,5 +132,69 @@ async fn next_connection(
                 tokio::time::sleep(PAUSE_AFTER_FAILED_ACCEPT).await;
             }
         }
+    }
+}
+
+/// A stream whose writes fail when the other side takes nothing for too long: hyper itself would wait for ever,
+/// and with it whatever the answer holds on to.
+struct Patient {
+    stream: TcpStream,
+    patience: Duration,
+    /// Since the other side last took something.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    fn new(stream: TcpStream, patience: Duration) -> Self {
+        Self { stream, patience, stalled: None }
+    }
+
+    fn bounded<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        stalled.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.bounded(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.bounded(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.bounded(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

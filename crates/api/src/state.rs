@@ -11,8 +11,8 @@ use prometheus_client::registry::Registry;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tenure_clock::Clock;
-use tenure_lease::{RenewalStatus, Tenure};
+use tenure_clock::{Clock, Entropy};
+use tenure_lease::{FenceStore, LeaseStore, RenewalStatus, Tenure};
 use tenure_model::{DagSpec, EmbeddedFile, TenantId};
 use tenure_store::{SharedStore, Trigger};
 use tokio::sync::watch;
@@ -22,7 +22,12 @@ use utoipa::ToSchema;
 #[derive(Clone)]
 pub struct ApiState {
     pub store: SharedStore,
+    /// Where leases are kept: the state database itself, or another backend.
+    pub leases: Arc<dyn LeaseStore>,
+    /// The state database, whatever the leases are kept in.
+    pub fences: Arc<dyn FenceStore>,
     pub clock: Arc<dyn Clock>,
+    pub entropy: Entropy,
     pub token: TokenDigest,
     pub logs: Arc<dyn ObjectStore>,
     pub parser: DagParser,

@@ -1,14 +1,12 @@
-//! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes, leases.
+//! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes.
 
 mod dags;
 mod progress;
 
 use axum::Json;
 use axum::extract::State;
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use tenure_lease::LeaseRecord;
 use tenure_model::{DagId, RunId};
 use tenure_store::{AuditQuery, AuditView, NodeRecord};
 use utoipa::{IntoParams, ToSchema};
@@ -27,7 +25,6 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(progress::progress))
         .routes(routes!(audit))
         .routes(routes!(nodes))
-        .routes(routes!(leases))
         .routes(routes!(info))
 }
 
@@ -83,62 +80,6 @@ pub struct Nodes {
 pub async fn nodes(State(state): State<ApiState>) -> ApiResult<Json<Nodes>> {
     let nodes = state.store.list_nodes().await?;
     Ok(Json(Nodes { total_entries: nodes.len() as u64, nodes }))
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Leases {
-    leases: Vec<Lease>,
-    total_entries: u64,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Lease {
-    scope: String,
-    /// Somebody holds it now: not released, not expired.
-    held: bool,
-    /// `host:pid` of the latest holder.
-    holder: String,
-    instance: String,
-    address: Option<String>,
-    term: String,
-    epoch: u64,
-    duration_ms: u64,
-    remaining_ms: u64,
-    acquired_at: Timestamp,
-    renewed_at: Timestamp,
-    released: bool,
-    resource_version: u64,
-    transitions: u64,
-    note: String,
-}
-
-impl From<LeaseRecord> for Lease {
-    fn from(record: LeaseRecord) -> Self {
-        Self {
-            scope: record.scope.to_string(),
-            held: !record.released && !record.remaining.is_zero(),
-            holder: record.holder.name,
-            instance: record.holder.instance,
-            address: record.holder.address,
-            term: record.term.to_string(),
-            epoch: record.epoch.0,
-            duration_ms: record.duration.as_millis() as u64,
-            remaining_ms: record.remaining.as_millis() as u64,
-            acquired_at: record.acquired_at,
-            renewed_at: record.renewed_at,
-            released: record.released,
-            resource_version: record.resource_version,
-            transitions: record.transitions,
-            note: record.note,
-        }
-    }
-}
-
-/// Every lease that was ever taken, with its latest holder and epoch.
-#[utoipa::path(get, path = "/api/tenure/leases", tag = "cluster", responses((status = 200, body = Leases), Refusals))]
-pub async fn leases(State(state): State<ApiState>) -> ApiResult<Json<Leases>> {
-    let leases: Vec<Lease> = state.store.list_leases().await?.into_iter().map(Lease::from).collect();
-    Ok(Json(Leases { total_entries: leases.len() as u64, leases }))
 }
 
 /// This server: its version, where its data is, how it was started.

@@ -155,6 +155,7 @@ async fn nodes_and_leases_are_listed() {
               "held": true,
               "holder": "host:1",
               "instance": "test",
+              "session": "<uuid>",
               "address": null,
               "term": "<uuid>",
               "epoch": 1,
@@ -165,10 +166,11 @@ async fn nodes_and_leases_are_listed() {
               "released": false,
               "resource_version": 1,
               "transitions": 0,
+              "succession": "first",
               "note": "a note"
             }
           ],
           "total_entries": 1
         }"#]]
-    .assert_eq(&pretty(&server.get("/api/tenure/leases").await));
+    .assert_eq(&pretty(&server.get("/api/leases?under=scheduler/").await));
 }

@@ -16,7 +16,9 @@ use tenure_api::{
     router,
 };
 use tenure_clock::{Clock, Entropy, ManualClock};
-use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore, Scope, Takeover, Tenure};
+use tenure_lease::{
+    Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Scope, Session, Tenure,
+};
 use tenure_model::{
     AttemptId, DagId, DagSpec, NodeId, RunId, RunState, ShardId, TaskKind, TaskSpec, TaskState, TenantId,
     TiKey,
@@ -42,7 +44,7 @@ pub struct Server {
     pub router: Router,
     owner: Tenure,
     entropy: Entropy,
-    _elector: Elector,
+    _elector: (Elector, Candidacy),
 }
 
 /// What the test says about the scheduler; `Err("panic")` panics.
@@ -112,7 +114,10 @@ impl Server {
         let (logs, import_errors) = (Arc::new(InMemory::new()), Arc::default());
         let state = ApiState {
             store: Arc::clone(&store),
+            leases: store.clone(),
+            fences: store.clone(),
             clock: shared_clock,
+            entropy: entropy.clone(),
             token: TokenDigest::of(TOKEN),
             logs: logs.clone(),
             parser: Arc::new(parse),
@@ -295,15 +300,34 @@ fn registry() -> Registry {
     registry
 }
 
-async fn own(store: &SharedStore, clock: &Arc<dyn Clock>, entropy: &Entropy) -> (Elector, Tenure) {
-    let holder = Holder { name: "host:1".into(), instance: "test".into(), address: None };
-    let config =
-        ElectorConfig { holder, duration: Duration::from_secs(86_400), margin: Duration::from_secs(60) };
-    let leases: Arc<dyn LeaseStore> = store.clone();
-    let elector = Elector::start(leases, config, Arc::clone(clock), entropy.clone()).unwrap();
-    let scope = Scope::new(ShardId(0).scope());
-    let owner = elector.acquire(&scope, Takeover::IfFree, "a note").await.unwrap();
-    (elector, owner)
+async fn own(
+    store: &SharedStore,
+    clock: &Arc<dyn Clock>,
+    entropy: &Entropy,
+) -> ((Elector, Candidacy), Tenure) {
+    let session = Session(entropy.uuid(clock.now()));
+    let holder = Holder { name: "host:1".into(), instance: "test".into(), session, address: None };
+    let config = ElectorConfig {
+        margin: Duration::from_secs(60),
+        ..ElectorConfig::new(holder, Duration::from_secs(86_400))
+    };
+    let parts = ElectorParts {
+        leases: store.clone(),
+        fences: store.clone(),
+        clock: Arc::clone(clock),
+        entropy: entropy.clone(),
+        metrics: LeaseMetrics::default(),
+    };
+    let elector = Elector::start(parts, config).unwrap();
+    let mut candidacy = elector.campaign(Campaign {
+        component: "scheduler".into(),
+        scopes: vec![Scope::new(ShardId(0).scope())],
+        note: "a note".into(),
+        sole_instance: true,
+    });
+    let elected = tokio::time::timeout(Duration::from_secs(30), candidacy.elected());
+    let owner = elected.await.expect("elected in time").expect("the elector runs");
+    ((elector, candidacy), owner)
 }
 
 fn entry(cached: Option<&CachedTi>, from: &str, to: &str) -> AuditEntry {

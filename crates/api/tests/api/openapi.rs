@@ -32,6 +32,15 @@ async fn every_route_is_in_the_document() {
         .collect();
     expect![[r#"
         GET / (open)
+        GET /api/leases
+        POST /api/leases/acquire
+        GET /api/leases/fence
+        GET /api/leases/history
+        GET /api/leases/members
+        GET /api/leases/record
+        POST /api/leases/release
+        POST /api/leases/renew
+        GET /api/leases/watch
         GET /api/openapi.json (open)
         GET /api/tenure/audit
         POST /api/tenure/dags
@@ -39,7 +48,6 @@ async fn every_route_is_in_the_document() {
         POST /api/tenure/dags/validate
         GET /api/tenure/dags/{dag_id}/runs/{run_id}/progress
         GET /api/tenure/info
-        GET /api/tenure/leases
         GET /api/tenure/nodes
         GET /api/v2/dagSources/{dag_id}
         GET /api/v2/dags
