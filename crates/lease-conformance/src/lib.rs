@@ -86,6 +86,7 @@ macro_rules! exercise {
                 a_release_must_name_term_and_epoch,
                 a_second_release_changes_nothing,
                 a_late_release_cannot_blank_a_successor,
+                what_has_run_out_cannot_be_given_back,
             ],
             takeovers: [
                 a_dead_term_is_taken_over_at_once,

@@ -1,6 +1,6 @@
 //! Goal: a lease is given back at once, by its holder and by nobody else.
 
-use tenure_lease::{Claim, Epoch, ReleaseOutcome, RenewOutcome};
+use tenure_lease::{Claim, Epoch, ReleaseOutcome, RenewOutcome, Succession};
 
 use crate::Fresh;
 use crate::harness::{LONG, Office, claim};
@@ -51,4 +51,12 @@ pub async fn a_late_release_cannot_blank_a_successor(fresh: Fresh) {
     assert_eq!(office.renew(&second).await, RenewOutcome::Renewed);
     assert_eq!(office.held(&office.request("c", LONG)).await.term, second.term);
     assert_eq!(office.fence().await, Some((second.epoch, second.term)));
+}
+
+pub async fn what_has_run_out_cannot_be_given_back(fresh: Fresh) {
+    let office = Office::of(fresh);
+    let record = office.taken_and_expired("a").await;
+    assert_eq!(office.release(&record).await, ReleaseOutcome::NotApplied);
+    let heir = office.taken("b").await;
+    assert_eq!(heir.succession, Succession::Expired, "nobody gave it back");
 }

@@ -179,9 +179,10 @@ fn prepare(
     path: &Path,
 ) -> Result<(Connection, u16), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
+    let schema = |source| OpenError::Schema { path: path.to_owned(), source };
+    migrations::check_state(&conn).map_err(schema)?;
     configure_writer(&conn).map_err(sqlite)?;
-    migrations::migrate(&mut conn, options.shards)
-        .map_err(|source| OpenError::Schema { path: path.to_owned(), source })?;
+    migrations::migrate(&mut conn, options.shards).map_err(schema)?;
     let shards = "SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'shards'";
     let shards = conn.query_row(shards, [], |row| row.get(0)).map_err(sqlite)?;
     Ok((conn, shards))

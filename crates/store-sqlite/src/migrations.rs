@@ -52,8 +52,13 @@ pub(crate) fn migrate_leases(conn: &mut Connection) -> Result<(), MigrationError
 }
 
 /// For a look before anything is changed.
+pub(crate) fn check_state(conn: &Connection) -> Result<(), MigrationError> {
+    check_kind(&*conn.unchecked_transaction()?, STATE)
+}
+
+/// For a look before anything is changed, at one moment: others may be making the file.
 pub(crate) fn check_leases(conn: &Connection) -> Result<(), MigrationError> {
-    check_kind(conn, LEASES)
+    check_kind(&*conn.unchecked_transaction()?, LEASES)
 }
 
 fn take_steps(

@@ -159,3 +159,107 @@ pub(super) fn sessions_of(database: &Path) -> PathBuf {
     name.push(".sessions");
     name.into()
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a crash is told, and nothing else is. Method: letting go of a lock is all that a crash does to a file.
+
+    use std::time::SystemTime;
+
+    use tenure_clock::{Entropy, SystemClock};
+    use tenure_testkit::temp_dir;
+
+    use super::*;
+
+    struct Machine {
+        folder: tempfile::TempDir,
+        hints: broadcast::Sender<Hint>,
+        entropy: Entropy,
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            Self { folder: temp_dir(), hints: broadcast::Sender::new(16), entropy: Entropy::from_os() }
+        }
+
+        fn database(&self) -> PathBuf {
+            self.folder.path().join("leases.db")
+        }
+
+        fn session(&self) -> Session {
+            Session(self.entropy.uuid(SystemClock.now()))
+        }
+
+        fn attach(&self) -> (Session, FileLifeline) {
+            let session = self.session();
+            let lifeline = FileLifeline::attach(&self.database(), session, self.hints.clone(), &SystemClock);
+            (session, lifeline.expect("attached"))
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = std::fs::read_dir(sessions_of(&self.database())).expect("listed");
+            let mut names: Vec<_> = entries
+                .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+                .collect();
+            names.sort();
+            names
+        }
+    }
+
+    fn crash(lifeline: FileLifeline) {
+        flock(&lifeline.file, FlockOperation::Unlock).expect("let go");
+        std::mem::forget(lifeline);
+    }
+
+    async fn next(hints: &mut broadcast::Receiver<Hint>) -> Hint {
+        let patience = Duration::from_secs(20);
+        tokio::time::timeout(patience, hints.recv()).await.expect("a hint in time").expect("open")
+    }
+
+    #[tokio::test]
+    async fn crashes_are_told_once_and_orderly_ends_are_not() {
+        let machine = Machine::new();
+        let mut hints = machine.hints.subscribe();
+        let (_, watcher) = machine.attach();
+        let (never_attached, (orderly, ending)) = (machine.session(), machine.attach());
+        let ((first, crashing), (second, crashing_later)) = (machine.attach(), machine.attach());
+        let (living, _lives) = machine.attach();
+        watcher.watch_peers(&[never_attached, orderly, first, second, living]);
+        drop(ending);
+        crash(crashing);
+        assert_eq!(next(&mut hints).await, Hint::Crashed(first));
+        // By the time the second crash is told, all the others have been looked at again.
+        crash(crashing_later);
+        assert_eq!(next(&mut hints).await, Hint::Crashed(second));
+        assert_eq!((watcher.working(), watcher.cut().is_cancelled()), (Ok(()), false));
+    }
+
+    #[tokio::test]
+    async fn a_crash_before_anybody_watched_is_told_as_well() {
+        let machine = Machine::new();
+        let mut hints = machine.hints.subscribe();
+        let (dead, crashing) = machine.attach();
+        crash(crashing);
+        let (_, watcher) = machine.attach();
+        watcher.watch_peers(&[dead]);
+        assert_eq!(next(&mut hints).await, Hint::Crashed(dead));
+    }
+
+    #[tokio::test]
+    async fn files_go_in_order_and_old_remains_are_swept() {
+        let machine = Machine::new();
+        let ((kept, recent), (_, old), (alive, long_running)) =
+            (machine.attach(), machine.attach(), machine.attach());
+        let long_ago = SystemTime::from(SystemClock.now() - SignedDuration::from_hours(48));
+        for lifeline in [&old, &long_running] {
+            lifeline.file.set_modified(long_ago).expect("set");
+        }
+        crash(recent);
+        crash(old);
+        let (_, ends) = machine.attach();
+        drop(ends);
+        let mut expected = vec![kept.to_string(), alive.to_string()];
+        expected.sort();
+        assert_eq!(machine.names(), expected);
+    }
+}

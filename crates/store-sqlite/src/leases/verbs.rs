@@ -110,7 +110,7 @@ impl Verbs<'_> {
     }
 
     /// The time is read once nobody else writes any more: a wait for the file does not make it old.
-    async fn write<T, F>(self, doing: &'static str, work: F) -> Result<T, LeaseError>
+    pub(super) async fn write<T, F>(self, doing: &'static str, work: F) -> Result<T, LeaseError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection, i64) -> Result<T, Fail> + Send + 'static,
