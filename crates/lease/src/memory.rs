@@ -237,11 +237,13 @@ impl LeaseStore for MemoryLeases {
 
     async fn release(&self, claim: &Claim) -> Result<ReleaseOutcome, LeaseError> {
         let mut books = self.books();
+        let boot = self.clock.boottime();
         match books.leases.get_mut(&claim.scope) {
-            Some(Lease { record, unconfirmed, .. })
+            Some(Lease { record, unconfirmed, expires })
                 if record.term == claim.term
                     && (record.epoch == claim.epoch || *unconfirmed)
-                    && !record.released =>
+                    && !record.released
+                    && *expires > boot =>
             {
                 record.released = true;
                 record.resource_version += 1;
