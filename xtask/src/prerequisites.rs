@@ -15,12 +15,14 @@ struct Need {
     why: &'static str,
 }
 
-const NEEDS: [Need; 2] = [
+const NEEDS: [Need; 4] = [
     Need {
         program: "initdb",
         package: "postgresql",
         why: "the Postgres store is tested against a real server",
     },
+    Need { program: "etcd", package: "etcd-server", why: "leases are tested in a real etcd" },
+    Need { program: "etcdctl", package: "etcd-client", why: "tests meddle with etcd as an operator would" },
     Need { program: "python3", package: "python3", why: "python tasks are run for real" },
 ];
 

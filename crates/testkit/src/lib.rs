@@ -3,6 +3,7 @@
 //! Promises: nothing started here outlives its users for long, not even when a test is killed; tests in
 //! different processes may use it at the same time. It is not for production code.
 
+mod etcd;
 mod guarded;
 mod postgres;
 
@@ -10,6 +11,7 @@ use std::future::Future;
 use std::net::TcpListener;
 use std::time::Duration;
 
+pub use etcd::{Etcd, OwnEtcd};
 pub use postgres::{OwnPostgres, Postgres, Settings, TestDatabase};
 pub use tempfile::TempDir;
 
