@@ -15,7 +15,7 @@ struct Need {
     why: &'static str,
 }
 
-const NEEDS: [Need; 4] = [
+const NEEDS: [Need; 5] = [
     Need {
         program: "initdb",
         package: "postgresql",
@@ -23,6 +23,11 @@ const NEEDS: [Need; 4] = [
     },
     Need { program: "etcd", package: "etcd-server", why: "leases are tested in a real etcd" },
     Need { program: "etcdctl", package: "etcd-client", why: "tests meddle with etcd as an operator would" },
+    Need {
+        program: "pgbouncer",
+        package: "pgbouncer",
+        why: "crash hints must find out a real pooler that shares sessions",
+    },
     Need { program: "python3", package: "python3", why: "python tasks are run for real" },
 ];
 
@@ -82,7 +87,11 @@ fn toolchain_component(component: &str, subcommand: &str) -> anyhow::Result<()> 
 }
 
 fn is_installed(program: &str) -> bool {
-    in_path(program) || debian_postgres_folders().iter().any(|folder| folder.join(program).is_file())
+    // Debian leaves /usr/sbin out of a plain user's PATH.
+    let for_admins = Path::new("/usr/sbin").join(program).is_file();
+    in_path(program)
+        || for_admins
+        || debian_postgres_folders().iter().any(|folder| folder.join(program).is_file())
 }
 
 fn in_path(program: &str) -> bool {

@@ -3,17 +3,15 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use common::wire::{Cut, Wire};
 use common::{SOON, change, client, load, new_run, owner, parked, pass, register, store, trigger, user};
 use tenure_clock::Entropy;
 use tenure_model::{NewRun, TaskState};
 use tenure_store::{CreateRunOutcome, IntentStore, SchedulingStore, StoreError, Views};
 use tenure_store_postgres::{ConnectError, PostgresOptions, PostgresStore};
 use tenure_testkit::{Postgres, Settings, free_port, wait_for};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
 async fn a_cancelled_pass_leaves_the_next_borrower_a_clean_connection() {
@@ -115,81 +113,14 @@ async fn trigger_through_an_outage(ours: Arc<PostgresStore>) -> Vec<StoreError> 
     failures
 }
 
-/// Where a connection is cut when a client's message holds the given text.
-#[derive(Clone, Copy)]
-enum Cut {
-    Before(&'static [u8]),
-    After(&'static [u8]),
-}
-
-/// A wire to the server that breaks once, on cue, after it was armed.
-struct Wire {
-    url: String,
-    armed: Arc<AtomicBool>,
-}
-
-async fn wire(url: &str, cut: Cut) -> Wire {
-    let (head, rest) = url.split_once("127.0.0.1:").expect("a local server");
-    let (port, database) = rest.split_once('/').expect("a database");
-    let server_port: u16 = port.parse().expect("a port");
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("{head}127.0.0.1:{}/{database}", listener.local_addr().unwrap().port());
-    let armed = Arc::new(AtomicBool::new(false));
-    let cue = Arc::clone(&armed);
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let server = TcpStream::connect(("127.0.0.1", server_port)).await.expect("the server listens");
-            tokio::spawn(carry(client, server, cut, Arc::clone(&cue)));
-        }
-    });
-    Wire { url, armed }
-}
-
-async fn carry(
-    mut client: TcpStream,
-    mut server: TcpStream,
-    cut: Cut,
-    armed: Arc<AtomicBool>,
-) -> std::io::Result<()> {
-    let (mut sent, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
-    loop {
-        tokio::select! {
-            read = client.read(&mut sent) => {
-                let message = &sent[..read?];
-                if message.is_empty() {
-                    return Ok(());
-                }
-                let (Cut::Before(cue) | Cut::After(cue)) = cut;
-                let fires = message.windows(cue.len()).any(|window| window == cue)
-                    && armed.swap(false, Ordering::SeqCst);
-                if fires && matches!(cut, Cut::Before(_)) {
-                    return Ok(());
-                }
-                server.write_all(message).await?;
-                if fires {
-                    // The server has answered, and nobody will ever hear it.
-                    return server.read(&mut answered).await.map(drop);
-                }
-            }
-            read = server.read(&mut answered) => {
-                let message = &answered[..read?];
-                if message.is_empty() {
-                    return Ok(());
-                }
-                client.write_all(message).await?;
-            }
-        }
-    }
-}
-
 /// How a keyed trigger ends when the wire breaks, and what a repetition says.
 async fn trigger_over(cut: Cut) -> (StoreError, CreateRunOutcome) {
     let database = Postgres::shared().database().await;
-    let wire = wire(&database.url, cut).await;
+    let wire = Wire::to(&database.url, cut).await;
     let ours = store(&wire.url, 1).await;
     register(&ours, "etl", 1).await;
     let asked = NewRun { idempotency_key: Some("k".into()), ..new_run("etl", "r1") };
-    wire.armed.store(true, Ordering::SeqCst);
+    wire.arm();
     let error = ours.create_run(&user(), &asked).await.expect_err("the wire broke");
     (error, ours.create_run(&user(), &asked).await.expect("a second try"))
 }

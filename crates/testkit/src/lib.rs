@@ -5,6 +5,7 @@
 
 mod etcd;
 mod guarded;
+mod pgbouncer;
 mod postgres;
 
 use std::future::Future;
@@ -12,6 +13,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 pub use etcd::{Etcd, OwnEtcd};
+pub use pgbouncer::PgBouncer;
 pub use postgres::{OwnPostgres, Postgres, Settings, TestDatabase};
 pub use tempfile::TempDir;
 

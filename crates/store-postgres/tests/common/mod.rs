@@ -1,6 +1,8 @@
 //! A store on a real server, with a dag, a run and an owner.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod wire;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -207,7 +209,7 @@ pub fn pass(runs: Vec<RunChange>) -> Pass {
 /// Until a session of this database waits for a lock in a statement that begins like this.
 pub async fn parked(observer: &Client, statement: &str) {
     let sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() \
-               AND wait_event_type = 'Lock' AND query LIKE $1 || '%'";
+               AND wait_event_type = 'Lock' AND query LIKE $1 || '%' LIMIT 1";
     wait_for(statement, SOON, || async { observer.query_opt(sql, &[&statement]).await.expect("answered") })
         .await;
 }
