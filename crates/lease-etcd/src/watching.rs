@@ -107,3 +107,36 @@ fn why_canceled(answer: &WatchResponse) -> String {
         revision => format!("everything before revision {revision} was compacted away"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a watch that etcd ends comes back. The other ends of a watch are tested from outside.
+
+    use tenure_lease::Scope;
+    use tenure_testkit::Etcd;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_compacted_watch_begins_again_at_the_present() {
+        let etcd = Etcd::start();
+        for value in ["one", "two", "three"] {
+            etcd.ctl(&["put", "/tenure/a", value]);
+        }
+        etcd.ctl(&["compaction", "3"]);
+        let options: EtcdOptions = etcd.url().parse().expect("an address");
+        let (hints, mut heard) = broadcast::channel(HINTS);
+        let (wire, keys) = (Wire::new(&options).expect("good options"), Keys::under(&options.prefix));
+        let follower = tokio::spawn(Follower { wire, keys, hints }.follow(1));
+        let listening = async {
+            // Once for the watch that is too old, once for the one that stands.
+            for _ in 0..2 {
+                assert_eq!(heard.recv().await.expect("a hint"), Hint::Resync);
+            }
+            etcd.ctl(&["put", "/tenure/b", "four"]);
+            while heard.recv().await.expect("a hint") != Hint::Changed(Scope::new("b")) {}
+        };
+        tokio::time::timeout(Duration::from_secs(30), listening).await.expect("it begins again");
+        follower.abort();
+    }
+}

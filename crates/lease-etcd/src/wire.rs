@@ -427,9 +427,11 @@ pub(crate) async fn in_order<T>(
     stream::iter(futures).buffered(AT_ONCE).try_collect().await
 }
 
-/// Tokens run out, and die when somebody changes users or roles.
+/// Tokens run out, die when somebody changes users or roles, and were not asked for before authentication was
+/// switched on.
 fn is_stale_token(status: &Status) -> bool {
-    status.code() == Code::Unauthenticated || status.message().contains("auth store is old")
+    let said = |text: &str| status.message().contains(text);
+    status.code() == Code::Unauthenticated || said("auth store is old") || said("user name is empty")
 }
 
 fn chain(error: &dyn Error) -> String {
