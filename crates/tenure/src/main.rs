@@ -2,6 +2,7 @@
 
 mod cli;
 mod discovery;
+mod elect;
 mod up;
 
 use std::process::ExitCode;
@@ -9,13 +10,14 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    // First of all: a supervisor must be up before anything else is set up.
-    if let Some(exit_code) = tenure_agent::run_hidden_subcommand() {
+    // First of all: a supervisor or keeper must be up before anything else is set up.
+    if let Some(exit_code) = tenure_agent::run_hidden_subcommand().or_else(elect::run_hidden_subcommand) {
         return exit_code;
     }
     let cli = cli::Cli::parse();
     match cli.command {
         cli::Command::Up(args) => up::run(args),
+        cli::Command::Elect(args) => elect::run(&args, &cli.globals),
         command => cli::run(command, cli.globals),
     }
 }

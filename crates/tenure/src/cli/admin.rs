@@ -1,4 +1,4 @@
-//! What concerns the installation rather than a dag: pools, nodes, leases, the audit trail, health.
+//! What concerns the installation rather than a dag: pools, nodes, the audit trail, health.
 
 use std::time::Duration;
 
@@ -46,12 +46,6 @@ pub enum PoolCommand {
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
     /// List the nodes
-    List,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum LeaseCommand {
-    /// List the leases
     List,
 }
 
@@ -131,34 +125,6 @@ pub fn list_nodes(context: &Context) -> Result<(), Failure> {
             cell(screen.time(node, "registered_at")),
         ]
     })
-}
-
-pub fn list_leases(context: &Context) -> Result<(), Failure> {
-    let leases = context.client()?.list(&Path::new("/api/tenure/leases"), "leases", usize::MAX)?;
-    let screen = &context.screen;
-    screen.list(&leases, "no leases", &LEASE_HEADER, |lease| lease_row(screen, lease))
-}
-
-const LEASE_HEADER: [&str; 8] =
-    ["SCOPE", "STATE", "HOLDER", "EPOCH", "REMAINING", "ACQUIRED", "RENEWED", "NOTE"];
-
-fn lease_row(screen: &Screen, lease: &Value) -> Vec<Cell> {
-    let state = match (lease["held"].as_bool(), lease["released"].as_bool()) {
-        (Some(true), _) => "held",
-        (_, Some(true)) => "released",
-        _ => "expired",
-    };
-    let remaining = lease["remaining_ms"].as_u64().filter(|_| state == "held");
-    vec![
-        cell(text(lease, "scope")),
-        screen.state(state),
-        cell(text(lease, "holder")),
-        number(text(lease, "epoch").map_or_else(|| "-".into(), |epoch| format!("e{epoch}"))),
-        cell(remaining.map(|millis| format!("{:.1}s", millis as f64 / 1000.0))),
-        cell(screen.time(lease, "acquired_at")),
-        cell(screen.time(lease, "renewed_at")),
-        cell(text(lease, "note")),
-    ]
 }
 
 /// Amounts come in thousandths of a unit, memory in thousandths of a byte.

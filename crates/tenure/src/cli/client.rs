@@ -5,6 +5,7 @@
 //! names is escaped before it becomes part of a path.
 
 use std::fmt::Write;
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -31,25 +32,20 @@ pub struct Client {
 
 impl Client {
     pub fn connect(globals: &Globals) -> Result<Self, Failure> {
-        // A variable that is set to nothing is not set.
-        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
-        let mut endpoint = match given(&globals.server) {
-            Some(url) => discovery::at(&checked(&url)?),
-            None => discovery::find().map_err(|error| Failure::Unreachable(error.to_string()))?,
-        };
-        if let Some(token) = given(&globals.token) {
-            endpoint.token = Some(token);
-            endpoint.token_origin = "the token is from --token or TENURE_TOKEN".into();
-        }
-        Ok(Self::to(endpoint))
+        endpoint(globals).map(Self::to)
     }
 
     pub fn to(endpoint: Endpoint) -> Self {
+        Self::reaching(endpoint, Some(ANSWER_WITHIN))
+    }
+
+    fn reaching(endpoint: Endpoint, answer_within: Option<Duration>) -> Self {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_global(Some(ANSWER_WITHIN))
+            .timeout_recv_response(Some(ANSWER_WITHIN))
+            .timeout_global(answer_within)
             .user_agent(concat!("tenure/", env!("CARGO_PKG_VERSION")));
         if is_loopback(&endpoint.url) {
             config = config.proxy(None); // a proxy cannot reach what listens on this machine only
@@ -67,6 +63,34 @@ impl Client {
 
     pub fn post(&self, path: &Path, body: &Value) -> Result<Value, Failure> {
         self.send("POST", path, Some(body), &[])
+    }
+
+    /// For verbs whose 409 is an answer like any other: `Err` inside `Ok` is its body.
+    pub fn post_or_conflict(&self, path: &Path, body: &Value) -> Result<Result<Value, Value>, Failure> {
+        let mut answer = self.exchange("POST", path, Some(body), &[])?;
+        if answer.status().as_u16() != 409 {
+            return self.body(path, answer).and_then(|body| self.parsed(path, &body)).map(Ok);
+        }
+        let body = answer.body_mut().read_to_vec().map_err(|error| self.unreachable(error))?;
+        self.parsed(path, &body).map(Err)
+    }
+
+    /// A collection that comes whole: `key` names the array in the answer.
+    pub fn items(&self, path: &Path, key: &str) -> Result<Vec<Value>, Failure> {
+        match self.get(path)?[key].take() {
+            Value::Array(items) => Ok(items),
+            _ => Err(self.strange(path, &format!("it has no list of {key}"))),
+        }
+    }
+
+    /// An answer without an end, line by line. Whoever reads it minds the silence.
+    pub fn stream(&self, path: &Path) -> Result<Box<dyn BufRead + Send>, Failure> {
+        let patient = Self::reaching(self.endpoint.clone(), None);
+        let answer = patient.exchange("GET", path, None, &[("Accept", "text/event-stream")])?;
+        match answer.status().as_u16() {
+            200..=299 => Ok(Box::new(BufReader::new(answer.into_body().into_reader()))),
+            _ => patient.body(path, answer).and(Err(self.strange(path, "it is no stream"))),
+        }
     }
 
     pub fn patch(&self, path: &Path, body: &Value) -> Result<Value, Failure> {
@@ -115,9 +139,13 @@ impl Client {
     ) -> Result<Value, Failure> {
         let answer = self.exchange(method, path, body, headers)?;
         let body = self.body(path, answer)?;
+        self.parsed(path, &body)
+    }
+
+    fn parsed(&self, path: &Path, body: &[u8]) -> Result<Value, Failure> {
         match body.is_empty() {
             true => Ok(Value::Null),
-            false => serde_json::from_slice(&body)
+            false => serde_json::from_slice(body)
                 .map_err(|_| self.strange(path, "it is not JSON; is this a Tenure server?")),
         }
     }
@@ -185,6 +213,21 @@ impl Client {
             self.endpoint.url, path.text
         ))
     }
+}
+
+/// The server that a user means, and the token for it.
+pub fn endpoint(globals: &Globals) -> Result<Endpoint, Failure> {
+    // A variable that is set to nothing is not set.
+    let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
+    let mut endpoint = match given(&globals.server) {
+        Some(url) => discovery::at(&checked(&url)?),
+        None => discovery::find().map_err(|error| Failure::Unreachable(error.to_string()))?,
+    };
+    if let Some(token) = given(&globals.token) {
+        endpoint.token = Some(token);
+        endpoint.token_origin = "the token is from --token or TENURE_TOKEN".into();
+    }
+    Ok(endpoint)
 }
 
 /// A path below the server's address, built from segments that are escaped one by one.

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 pub const FAILED: u8 = 1;
 pub const WRONG_USAGE: u8 = 2;
 pub const UNREACHABLE: u8 = 3;
+/// «Not the master»: somebody else holds the lease, or it was lost.
+pub const NOT_THE_MASTER: u8 = 73;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -18,6 +20,8 @@ pub enum Failure {
     Usage(String),
     #[error("{0}")]
     Unreachable(String),
+    #[error("{0}")]
+    Lost(String),
     /// The server understood, and said no.
     #[error("{detail}")]
     Refused { status: u16, detail: String, path: String },
@@ -30,6 +34,7 @@ impl Failure {
             Self::Failed(_) | Self::Refused { .. } => FAILED,
             Self::Usage(_) => WRONG_USAGE,
             Self::Unreachable(_) => UNREACHABLE,
+            Self::Lost(_) => NOT_THE_MASTER,
         })
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Owns names, flags, help texts, tables and exit codes; knows nothing of databases or schedulers: all it
 //! does goes through the HTTP API. Exit codes are a contract: 0 success, 1 the run (or what was asked for)
-//! failed, 2 wrong usage, 3 the server cannot be reached.
+//! failed, 2 wrong usage, 3 the server cannot be reached, 73 the lease is not yours.
 
 mod admin;
 mod clear;
 mod client;
 mod dag;
 mod failure;
+mod lease;
 mod logs;
 mod progress;
 mod run;
@@ -23,8 +24,9 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 
+pub use client::endpoint;
 use client::{Client, Path};
-use failure::Failure;
+pub use failure::{Failure, NOT_THE_MASTER};
 use screen::Screen;
 
 /// Tenure schedules and runs workflows.
@@ -42,8 +44,9 @@ Examples:
   tenure dag list                                  what there is to run
   tenure run trigger orders --param region=eu --wait
   tenure task logs orders latest extract -f        what a task prints, while it prints it
+  tenure elect reports/leader -- ./reports.sh      a program that runs on one machine of many
 
-Exit codes: 0 success, 1 failed, 2 wrong usage, 3 the server cannot be reached.
+Exit codes: 0 success, 1 failed, 2 wrong usage, 3 the server cannot be reached, 73 the lease is not yours.
 On the machine of a running `tenure up` neither --server nor --token is needed.";
 
 #[derive(Clone, Debug, Args)]
@@ -105,7 +108,12 @@ pub enum Command {
     Node(admin::NodeCommand),
     /// Who is in charge of what, and for how long
     #[command(subcommand)]
-    Lease(admin::LeaseCommand),
+    Lease(lease::LeaseCommand),
+    /// The processes that stand for leases
+    #[command(subcommand)]
+    Member(lease::MemberCommand),
+    /// Run a program only while holding a lease, on one machine of many
+    Elect(crate::elect::ElectArgs),
     /// Everything that happened: who did what, when, and under which authority
     Audit(admin::AuditArgs),
     /// Ask the server how it is; exit code 1 when it cannot schedule
@@ -142,13 +150,16 @@ pub fn run(command: Command, globals: Globals) -> ExitCode {
 
 fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
     match command {
-        Command::Up(_) => unreachable!("`main` starts the server itself"),
+        Command::Up(_) | Command::Elect(_) => unreachable!("`main` starts these itself"),
         Command::Dag(command) => dag::run(command, context),
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),
         Command::Pool(command) => admin::pool(command, context),
         Command::Node(admin::NodeCommand::List) => admin::list_nodes(context),
-        Command::Lease(admin::LeaseCommand::List) => admin::list_leases(context),
+        Command::Lease(command) => lease::run(command, context),
+        Command::Member(lease::MemberCommand::List { component }) => {
+            lease::members(component.as_deref(), context)
+        }
         Command::Audit(args) => admin::audit(&args, context),
         Command::Health => admin::health(context),
         Command::Version => admin::version(context),

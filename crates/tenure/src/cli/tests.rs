@@ -54,6 +54,11 @@ fn wrong_usage_is_refused_with_exit_code_2() {
         "tenure run list --state finished",
         "tenure task logs orders latest extract --try 0",
         "tenure dag list --paused --active",
+        "tenure lease show a//b",
+        "tenure lease acquire a --timeout 1s",
+        "tenure lease renew a --epoch 1",
+        "tenure lease release a --term x --epoch 1",
+        "tenure member",
     ] {
         let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");
@@ -137,6 +142,86 @@ fn latest_is_the_run_created_last() {
         GET /api/v2/dags/orders/dagRuns/r9
         PATCH /api/v2/dags/orders/dagRuns/r9 {"state":"failed"}"#]]
     .assert_eq(&server.requests().join("\n"));
+}
+
+const TERM: &str = "00000000-0000-0000-0000-000000000001";
+
+fn held_by(holder: &str, remaining_ms: u64) -> String {
+    format!(
+        r#"{{"detail": "held", "lease": {{"scope": "a/b", "holder": "{holder}", "epoch": 7, "term": "{TERM}",
+            "remaining_ms": {remaining_ms}}}}}"#
+    )
+}
+
+#[test]
+fn a_lease_that_somebody_else_holds_is_exit_code_73_and_says_who_has_it() {
+    let server = FakeServer::answering([(409, held_by("host:1", 4_200))]);
+    let lost = outcome("lease acquire a/b --holder me --note blue", &server.url).unwrap_err();
+    assert_eq!(lost.to_string(), "a/b is held by host:1 at e7, for another 4.2s unless it is renewed");
+    assert_eq!(lost.exit_code(), ExitCode::from(73));
+    let asked: Value =
+        serde_json::from_str(server.requests()[0].split_once(' ').unwrap().1.split_once(' ').unwrap().1)
+            .unwrap();
+    assert_eq!(
+        (&asked["scope"], &asked["duration_ms"], &asked["note"]),
+        (&"a/b".into(), &15_000.into(), &"blue".into())
+    );
+    assert_eq!(asked["holder"]["name"], "me");
+}
+
+#[test]
+fn a_wait_for_a_lease_asks_again_under_the_same_term_until_it_is_granted() {
+    let server = FakeServer::answering([
+        (409, held_by("host:1", 5)),
+        (504, r#"{"detail": "lost", "ambiguous": true}"#.into()),
+        (
+            200,
+            format!(
+                r#"{{"lease": {{"scope": "a/b", "epoch": 8, "term": "{TERM}"}}, "valid_for_ms": 15000}}"#
+            ),
+        ),
+    ]);
+    outcome("lease acquire a/b --wait", &server.url).unwrap();
+    let requests = server.requests();
+    assert!(requests.len() == 3 && requests.iter().all(|request| *request == requests[0]), "{requests:#?}");
+}
+
+#[test]
+fn a_renewal_keeps_the_duration_and_a_loss_is_exit_code_73() {
+    let line = format!("lease renew a/b --term {TERM} --epoch e7");
+    let server = FakeServer::answering([
+        (200, r#"{"duration_ms": 9000}"#.into()),
+        (200, r#"{"outcomes": [{"scope": "a/b", "renewed": true}]}"#.into()),
+    ]);
+    outcome(&line, &server.url).unwrap();
+    expect_test::expect![[r#"
+        GET /api/leases/record?scope=a%2Fb
+        POST /api/leases/renew {"claims":[{"scope":"a/b","term":"00000000-0000-0000-0000-000000000001","epoch":7,"duration_ms":9000}]}"#]]
+    .assert_eq(&server.requests().join("\n"));
+    let lost = r#"{"outcomes": [{"scope": "a/b", "renewed": false,
+        "lost": {"reason": "superseded", "detail": "host:2 holds it now, at e8"}}]}"#;
+    let server = FakeServer::answering([(200, r#"{"duration_ms": 9000}"#.into()), (200, lost.into())]);
+    let lost = outcome(&line, &server.url).unwrap_err();
+    assert_eq!(lost.to_string(), "a/b is lost at e7: host:2 holds it now, at e8");
+    assert_eq!(lost.exit_code(), ExitCode::from(73));
+}
+
+#[test]
+fn a_release_that_changes_nothing_is_exit_code_73() {
+    let line = format!("lease release a/b --term {TERM} --epoch 7");
+    let answers = [(200, r#"{"released": true}"#.into()), (200, r#"{"released": false}"#.into())];
+    let server = FakeServer::answering(answers);
+    outcome(&line, &server.url).unwrap();
+    assert_eq!(outcome(&line, &server.url).unwrap_err().exit_code(), ExitCode::from(73));
+}
+
+#[test]
+fn members_are_listed_of_one_component_or_of_all() {
+    let members = || (200, r#"{"members": [], "total_entries": 0}"#.to_owned());
+    let server = FakeServer::answering([members(), members()]);
+    outcome("member list", &server.url).unwrap();
+    outcome("member list reports", &server.url).unwrap();
+    assert_eq!(server.requests(), ["GET /api/leases/members", "GET /api/leases/members?component=reports"]);
 }
 
 #[test]

@@ -53,20 +53,3 @@ fn a_nodes_capacity_is_shown_in_units_people_use() {
     assert_eq!(pairs(&json!({ "disk": "ssd", "zone": "a" })).unwrap(), "disk=ssd, zone=a");
     assert_eq!(pairs(&json!({})), None);
 }
-
-#[test]
-fn a_lease_is_held_released_or_expired() {
-    let lease = |held: bool, released: bool| {
-        json!({ "scope": "scheduler/shard-00", "held": held, "released": released, "holder": "host:42", "epoch": 7,
-            "remaining_ms": if held { 12_340 } else { 0 }, "acquired_at": "2026-07-01T09:00:00Z",
-            "renewed_at": "2026-07-01T09:59:58Z", "note": "" })
-    };
-    let screen = plain();
-    let rows =
-        [lease(true, false), lease(false, true), lease(false, false)].map(|lease| lease_row(&screen, &lease));
-    expect_test::expect![[r#"
-        SCOPE               STATE     HOLDER   EPOCH  REMAINING  ACQUIRED             RENEWED              NOTE
-        scheduler/shard-00  held      host:42     e7  12.3s      2026-07-01 11:00:00  2026-07-01 11:59:58  -
-        scheduler/shard-00  released  host:42     e7  -          2026-07-01 11:00:00  2026-07-01 11:59:58  -
-        scheduler/shard-00  expired   host:42     e7  -          2026-07-01 11:00:00  2026-07-01 11:59:58  -"#]].assert_eq(&screen.table(&LEASE_HEADER, rows));
-}

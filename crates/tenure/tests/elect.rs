@@ -1,0 +1,445 @@
+//! Goal: a command never runs without its lease, whatever happens to whom. Method: real candidates on real lease
+//! stores, killed, frozen, robbed and cut off; one suite of facts, on SQLite and on Postgres.
+
+#[path = "elect/harness.rs"]
+mod harness;
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use harness::{Arena, BINARY, SCOPE, SOON, is_alive, text, wait};
+use rustix::process::{Pid, Signal};
+use tenure_testkit::{Etcd, Postgres, Settings};
+
+/// The lease of the arenas: a frozen or cut off holder's command must be dead by then.
+const LEASE: Duration = Duration::from_millis(1500);
+/// For a kill that somebody has asked for, on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+macro_rules! on_both {
+    ($($fact:ident),* $(,)?) => {
+        mod sqlite { $( #[test] fn $fact() { super::$fact(&super::Arena::sqlite()); } )* }
+        mod postgres { $( #[test] fn $fact() { super::$fact(&super::Arena::postgres()); } )* }
+    };
+}
+
+on_both!(
+    a_command_finds_its_authority_in_the_environment_and_its_exit_code_is_forwarded,
+    of_two_candidates_one_runs_and_the_other_follows_at_once_after_a_clean_end,
+    a_killed_wrapper_takes_all_of_its_command_along_and_a_higher_epoch_follows,
+    a_frozen_wrappers_command_is_dead_before_the_successor_starts,
+    a_robbed_holders_command_is_killed_at_once,
+    a_command_that_was_asked_to_end_keeps_its_lease_until_it_has,
+    a_living_holder_is_not_taken_for_dead,
+    a_crash_is_noticed_before_the_lease_runs_out_with_fast_failover,
+);
+
+fn a_command_finds_its_authority_in_the_environment_and_its_exit_code_is_forwarded(arena: &Arena) {
+    let script = "echo $TENURE_SCOPE $TENURE_EPOCH $TENURE_TERM $TENURE_LEASE_DURATION_MS; cat; exit 42";
+    let mut child = arena.elect(&[], script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"through standard input\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(42));
+    let record = arena.record(&arena.store());
+    let told =
+        format!("{SCOPE} {} {} {}\nthrough standard input\n", record.epoch.0, record.term, LEASE.as_millis());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), told);
+    assert!(record.released, "{record:?}");
+    let by_signal = arena.elect(&[], "kill -USR1 $$").output().unwrap();
+    assert_eq!(by_signal.status.code(), Some(128 + 10), "{}", text(&by_signal));
+}
+
+fn of_two_candidates_one_runs_and_the_other_follows_at_once_after_a_clean_end(arena: &Arena) {
+    // A lease so long that only a release can hand it over in time.
+    let long = ["--lease-duration", "60s"];
+    let mut first = arena.candidate(&long, "while [ ! -e $T/enough ]; do sleep 0.02; done; exit 7");
+    let epoch = first.runs();
+    let mut second = arena.candidate(&long, "exit 0");
+    second.logs(&format!("{SCOPE} is held by c0 at e{epoch}, for another "));
+    assert!(second.is_waiting());
+    std::fs::write(arena.path("enough"), "").unwrap();
+    assert_eq!(first.exit_code(), 7);
+    assert!(second.runs() > epoch);
+    assert_eq!(second.exit_code(), 0);
+    assert!(second.log().contains("(released)"), "{}", second.log());
+}
+
+fn a_killed_wrapper_takes_all_of_its_command_along_and_a_higher_epoch_follows(arena: &Arena) {
+    let mut first = arena.endless(&[]);
+    let epoch = first.runs();
+    first.is_ready();
+    first.command_lives();
+    let second = arena.endless(&[]);
+    first.kill();
+    first.command_dies(AT_ONCE);
+    assert!(second.runs() > epoch);
+    assert!(first.log().contains("tenure elect has died"), "{}", first.log());
+}
+
+fn a_frozen_wrappers_command_is_dead_before_the_successor_starts(arena: &Arena) {
+    let mut first = arena.endless(&[]);
+    let epoch = first.runs();
+    first.is_ready();
+    let second = arena.endless(&[]);
+    second.logs("is held by c0");
+    first.signal(Signal::STOP);
+    let mut alive_at_takeover = None;
+    wait("the command to die and the successor to run", SOON, || {
+        let runs = !second.is_waiting();
+        let alive = first.processes().iter().any(|pid| is_alive(*pid));
+        if runs && alive_at_takeover.is_none() {
+            alive_at_takeover = Some(alive);
+        }
+        (runs && !alive).then_some(())
+    });
+    assert_eq!(alive_at_takeover, Some(false), "two commands ran at once");
+    assert!(second.runs() > epoch);
+    assert!(!first.has_ended());
+    first.signal(Signal::CONT);
+    assert_eq!(first.exit_code(), 73, "{}", first.log());
+    assert!(first.log().contains(&format!("lost {SCOPE} at e{epoch}")), "{}", first.log());
+    second.command_lives();
+}
+
+fn a_robbed_holders_command_is_killed_at_once(arena: &Arena) {
+    // Renewed every 20 s: only a look at what has changed can be fast.
+    let mut holder = arena.endless(&[]);
+    let epoch = holder.runs();
+    holder.is_ready();
+    let store = arena.store();
+    let usurped = arena.take_away(&store);
+    assert!(usurped.epoch.0 > epoch);
+    holder.command_dies(LEASE + AT_ONCE);
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+    assert!(holder.log().contains("usurper"), "{}", holder.log());
+    let kept = arena.record(&store);
+    assert_eq!((kept.term, kept.released), (usurped.term, false), "the successor's lease is untouched");
+}
+
+fn a_command_that_was_asked_to_end_keeps_its_lease_until_it_has(arena: &Arena) {
+    // Takes three times as long as the lease lasts.
+    let mut first = arena.candidate(
+        &[],
+        "trap 'echo asked >$NAME.asked; sleep 4.5; echo done >>$NAME.asked; exit 5' TERM; \
+         echo ready >$NAME.ready; while :; do sleep 0.05; done",
+    );
+    let epoch = first.runs();
+    first.is_ready();
+    let second = arena.candidate(&[], "exit 0");
+    second.logs("is held by c0");
+    first.signal(Signal::TERM);
+    first.traces("asked", "asked");
+    wait("the successor", SOON, || (!second.is_waiting()).then_some(()));
+    assert!(first.trace("asked").contains("done"), "the lease was given back too early");
+    assert_eq!(first.exit_code(), 5);
+    assert!(second.runs() > epoch);
+}
+
+fn a_living_holder_is_not_taken_for_dead(arena: &Arena) {
+    let long = ["--lease-duration", "30s"];
+    let holder = arena.endless(&long);
+    holder.runs();
+    let eager = arena.candidate(&["--fast-failover", "--lease-duration", "30s"], "exit 0");
+    eager.logs("is held by c0");
+    // Long enough for every hint to come that will; nothing is to happen, so nothing can be waited for.
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(eager.is_waiting(), "{}", eager.log());
+    holder.command_lives();
+}
+
+fn a_crash_is_noticed_before_the_lease_runs_out_with_fast_failover(arena: &Arena) {
+    let fast = ["--fast-failover", "--lease-duration", "60s"];
+    let mut first = arena.endless(&fast);
+    let epoch = first.runs();
+    first.is_ready();
+    let second = arena.endless(&fast);
+    second.logs("is held by c0");
+    // Its tie may be a moment younger than its campaign.
+    std::thread::sleep(Duration::from_millis(500));
+    first.kill();
+    assert!(second.runs() > epoch);
+    first.command_dies(AT_ONCE);
+}
+
+#[test]
+fn on_etcd_a_clean_end_a_crash_and_a_freeze_hand_over_as_elsewhere() {
+    hands_over_as_elsewhere(&Arena::on(&Etcd::shared().url(), "2s"));
+}
+
+/// The bones of the suite, for a backend that needs longer.
+fn hands_over_as_elsewhere(arena: &Arena) {
+    let mut first = arena.candidate(&[], "while [ ! -e $T/enough ]; do sleep 0.02; done; exit 7");
+    let epoch = first.runs();
+    let mut second = arena.endless(&[]);
+    second.logs("is held by c0");
+    std::fs::write(arena.path("enough"), "").unwrap();
+    assert_eq!(first.exit_code(), 7);
+    let next_epoch = second.runs();
+    assert!(next_epoch > epoch);
+    assert!(second.log().contains("(released)"), "{}", second.log());
+    second.is_ready();
+    let mut third = arena.endless(&[]);
+    third.logs("is held by c1");
+    second.kill();
+    second.command_dies(AT_ONCE);
+    assert!(third.runs() > next_epoch);
+    third.is_ready();
+    third.signal(Signal::STOP);
+    let fourth = arena.candidate(&[], "exit 0");
+    fourth.runs();
+    third.command_dies(Duration::ZERO);
+    third.signal(Signal::CONT);
+    assert_eq!(third.exit_code(), 73, "{}", third.log());
+}
+
+#[test]
+fn a_holder_whose_record_is_deleted_ends_its_command() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.endless(&[]);
+    holder.runs();
+    holder.is_ready();
+    let database = rusqlite::Connection::open(arena.path("leases.db")).unwrap();
+    database.busy_timeout(SOON).unwrap();
+    assert_eq!(database.execute("DELETE FROM leases WHERE scope = ?1", [SCOPE]).unwrap(), 1);
+    holder.command_dies(LEASE + AT_ONCE);
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+    assert!(holder.log().contains("its record is gone"), "{}", holder.log());
+}
+
+#[test]
+fn a_holder_that_is_cut_off_from_its_store_ends_its_command_in_time() {
+    let postgres = Postgres::own(Settings::default());
+    let arena = Arena::on(&postgres.url(), "1500ms");
+    let mut holder = arena.endless(&[]);
+    holder.runs();
+    holder.is_ready();
+    postgres.stop();
+    let took = holder.command_dies(LEASE + AT_ONCE);
+    assert!(took > LEASE / 4, "nobody else could have had it that early: {took:?}");
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+}
+
+#[test]
+fn signals_are_passed_on_to_the_whole_group() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.candidate(
+        &[],
+        "for s in HUP USR1 USR2 WINCH QUIT; do trap \"echo $s >>$NAME.signals\" $s; done; \
+         trap 'echo INT >>$NAME.signals; exit 9' INT; \
+         (trap 'echo child >>$NAME.signals' USR1; while :; do sleep 0.05; done) & \
+         echo ready >$NAME.ready; while :; do sleep 0.05; done",
+    );
+    holder.is_ready();
+    // The child listens to one of them; the next one ends it.
+    let sent = [
+        ("USR1", Signal::USR1),
+        ("HUP", Signal::HUP),
+        ("USR2", Signal::USR2),
+        ("WINCH", Signal::WINCH),
+        ("QUIT", Signal::QUIT),
+    ];
+    for (name, signal) in sent {
+        holder.signal(signal);
+        holder.traces("signals", name);
+        holder.traces("signals", "child");
+    }
+    holder.signal(Signal::INT);
+    assert_eq!(holder.exit_code(), 9, "{}", holder.log());
+}
+
+#[test]
+fn asking_twice_kills_and_gives_the_lease_back() {
+    let arena = Arena::sqlite();
+    let mut holder =
+        arena.candidate(&[], "trap '' TERM; echo ready >$NAME.ready; while :; do sleep 0.05; done");
+    holder.is_ready();
+    holder.signal(Signal::TERM);
+    holder.signal(Signal::TERM);
+    // Two signals of one kind may count as one; a person presses the key again.
+    wait("the end", SOON, || {
+        if holder.has_ended() {
+            return Some(());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        holder.signal(Signal::TERM);
+        None
+    });
+    assert_eq!(holder.exit_code(), 137, "{}", holder.log());
+    assert!(arena.record(&arena.store()).released);
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_killed_before_the_lease_is_given_back() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.candidate(
+        &[],
+        "sleep 1000 & echo $! >>$NAME.pids; setsid sh -c 'echo $$ >>$NAME.pids; echo ready >$NAME.ready; exec sleep 1000' & \
+         while [ ! -e $NAME.ready ]; do sleep 0.02; done; exit 3",
+    );
+    assert_eq!(holder.exit_code(), 3, "{}", holder.log());
+    let alive: Vec<i32> = holder.processes().into_iter().filter(|pid| is_alive(*pid)).collect();
+    assert!(alive.is_empty() && holder.processes().len() == 3, "{alive:?} are left");
+}
+
+#[test]
+fn a_killed_keeper_takes_the_command_along() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.endless(&[]);
+    holder.runs();
+    holder.is_ready();
+    let keeper = Pid::from_raw(holder.keeper()).unwrap();
+    rustix::process::kill_process(keeper, Signal::KILL).unwrap();
+    holder.command_dies(AT_ONCE);
+    assert_eq!(holder.exit_code(), 137, "{}", holder.log());
+    assert!(arena.record(&arena.store()).released);
+}
+
+#[test]
+fn a_stopped_keeper_does_not_save_the_command_of_a_robbed_holder() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.endless(&[]);
+    holder.runs();
+    holder.is_ready();
+    let keeper = Pid::from_raw(holder.keeper()).unwrap();
+    rustix::process::kill_process(keeper, Signal::STOP).unwrap();
+    arena.take_away(&arena.store());
+    holder.command_dies(LEASE + AT_ONCE);
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+}
+
+#[test]
+fn a_command_is_warned_before_it_is_killed_when_asked_for() {
+    let arena = Arena::sqlite();
+    let holder = arena.candidate(
+        &["--lease-duration", "3s", "--kill-after", "600ms"],
+        "trap 'echo warned >$NAME.warned' TERM; echo ready >$NAME.ready; while :; do sleep 0.05; done",
+    );
+    holder.is_ready();
+    holder.signal(Signal::STOP);
+    holder.traces("warned", "warned");
+    holder.command_dies(Duration::from_secs(3));
+}
+
+#[test]
+fn a_loser_that_retries_runs_again_under_a_higher_epoch() {
+    let arena = Arena::sqlite();
+    let holder = arena.endless(&["--on-loss", "retry"]);
+    let epoch = holder.runs();
+    holder.is_ready();
+    let store = arena.store();
+    let usurped = arena.take_away(&store);
+    holder.logs("is held by usurper");
+    holder.command_dies(AT_ONCE);
+    arena.give_back(&store, &usurped);
+    assert!(holder.runs_for_the(2) > usurped.epoch.0 && usurped.epoch.0 > epoch);
+}
+
+#[test]
+fn a_stop_from_the_terminal_stops_the_command_too_and_a_late_return_finds_it_dead() {
+    let arena = Arena::sqlite();
+    let mut holder =
+        arena.candidate(&[], "echo ready >$NAME.ready; while :; do echo x >>$NAME.ticks; sleep 0.02; done");
+    holder.is_ready();
+    holder.signal(Signal::TSTP);
+    wait("the wrapper to stop", SOON, || holder.is_stopped().then_some(()));
+    let ticks = holder.trace("ticks").len();
+    holder.command_dies(LEASE + AT_ONCE);
+    assert!(holder.trace("ticks").len() <= ticks + 4, "the command went on");
+    holder.signal(Signal::CONT);
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+}
+
+#[test]
+fn an_early_return_from_a_stop_finds_the_command_going_on() {
+    let arena = Arena::sqlite();
+    let long = ["--lease-duration", "30s"];
+    let mut holder = arena.candidate(&long, "echo ready >$NAME.ready; while [ ! -e $NAME.end ]; do echo x >>$NAME.ticks; sleep 0.02; done; exit 4");
+    holder.is_ready();
+    holder.signal(Signal::TSTP);
+    wait("the wrapper to stop", SOON, || holder.is_stopped().then_some(()));
+    holder.signal(Signal::CONT);
+    let ticks = holder.trace("ticks").len();
+    wait("more ticks", SOON, || (holder.trace("ticks").len() > ticks + 10).then_some(()));
+    std::fs::write(arena.path("c0.end"), "").unwrap();
+    assert_eq!(holder.exit_code(), 4, "{}", holder.log());
+}
+
+#[test]
+fn a_wait_ends_at_once_when_asked_to() {
+    let arena = Arena::sqlite();
+    let holder = arena.endless(&[]);
+    holder.runs();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let mut waiting = arena.candidate(&[], "exit 0");
+        waiting.logs("is held by c0");
+        waiting.signal(signal);
+        assert_eq!(waiting.exits_within(AT_ONCE), code, "{}", waiting.log());
+        assert!(waiting.is_waiting());
+    }
+    holder.command_lives();
+}
+
+#[test]
+fn a_terminal_is_lent_to_the_command_and_taken_back() {
+    let arena = Arena::sqlite();
+    // In a terminal of its own: first the command reads from it, then the shell that has started it.
+    let inside = format!(
+        "{BINARY} elect {SCOPE} --backend {} -- sh -c 'read a; echo \"command:$a\"'; read b; echo \"shell:$b\"",
+        arena.backend
+    );
+    let mut terminal = std::process::Command::new("script")
+        .args(["-qefc", &inside, "/dev/null"])
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(std::fs::File::create(arena.path("screen")).unwrap())
+        .spawn()
+        .unwrap();
+    let mut keys = terminal.stdin.take().unwrap();
+    let shows = |words: &str| {
+        wait(&format!("{words:?} on the screen: {}", arena.trace("screen")), SOON, || {
+            arena.trace("screen").contains(words).then_some(())
+        });
+    };
+    shows("leading");
+    keys.write_all(b"one\n").unwrap();
+    shows("command:one");
+    keys.write_all(b"two\n").unwrap();
+    shows("shell:two");
+    drop(keys);
+    wait("the terminal to close", SOON, || terminal.try_wait().unwrap());
+}
+
+#[test]
+fn a_program_that_is_not_there_never_campaigns() {
+    let arena = Arena::sqlite();
+    let check = |program: &str, code: i32, words: &str| {
+        let output = std::process::Command::new(BINARY)
+            .args(["elect", SCOPE, "--backend", &arena.backend, "--", program])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output));
+        assert!(text(&output).contains(words), "{}", text(&output));
+    };
+    check("no-such-program", 127, "no such program in PATH");
+    check("./no-such-program", 127, "no such program");
+    check("/etc/passwd", 126, "may not be executed");
+    assert!(!arena.path("leases.db").exists());
+}
+
+#[test]
+fn wrong_usage_and_absent_stores_are_told_apart() {
+    let arena = Arena::sqlite();
+    let check = |options: &[&str], code: i32, words: &str| {
+        let output = arena.elect(options, "exit 0").output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {}", text(&output));
+        assert!(text(&output).contains(words), "{options:?}: {}", text(&output));
+    };
+    check(&["--lease-duration", "1ms"], 2, "too short");
+    check(&["--kill-after", "1s"], 2, "that leaves 350ms");
+    let port = tenure_testkit::free_port();
+    let absent = Arena::on(&format!("postgres://nobody@127.0.0.1:{port}/none"), "15s");
+    let output = absent.elect(&[], "exit 0").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    assert!(text(&output).contains("cannot connect"), "{}", text(&output));
+}
