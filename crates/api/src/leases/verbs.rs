@@ -20,8 +20,9 @@ use super::{LeaseApi, check};
 use crate::error::{ApiError, ApiResult, ErrorBody, Refusals};
 use crate::input::JsonBody;
 
-/// Longer than any client should wait, and well below the limit of all requests: that one answers with less care.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// As long as a holder of the usual 15 s lease waits, and well below the limit of all requests, which answers with
+/// less care.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// One process may hold a thousand scopes; ten of them may share a connection.
 const MOST_CLAIMS: usize = 10_000;
 

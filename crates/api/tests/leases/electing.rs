@@ -120,6 +120,21 @@ async fn an_answer_that_was_lost_is_told_as_such_and_repaired_by_the_same_term()
 }
 
 #[tokio::test]
+async fn a_store_that_does_not_answer_is_not_waited_for_and_may_have_done_it() {
+    let office = Office::open();
+    let lease = office.taken("x/leader", "a:1").await;
+    office.shaky.set(Mood::Silent);
+    let answers = tokio::join!(
+        office.post("acquire", wish("x/leader", "b:1")),
+        office.post("renew", json!({ "claims": [claim(&lease)] })),
+        office.post("release", farewell(&lease)),
+    );
+    for answer in [answers.0, answers.1, answers.2] {
+        assert_eq!((answer.status, &answer.body["ambiguous"]), (504, &json!(true)));
+    }
+}
+
+#[tokio::test]
 async fn a_store_that_is_away_or_refuses_is_no_lost_answer() {
     let office = Office::open();
     let lease = office.taken("x/leader", "a:1").await;

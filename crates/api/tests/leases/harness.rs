@@ -264,6 +264,8 @@ pub enum Mood {
     /// Does what it is asked to, and loses the answer.
     Forgetful,
     Refusing,
+    /// Neither does it nor answers.
+    Silent,
 }
 
 /// Leases in memory behind a bad line.
@@ -279,8 +281,10 @@ impl Shaky {
         *self.mood.lock().unwrap() = mood;
     }
 
-    fn before(&self) -> Result<(), LeaseError> {
-        match *self.mood.lock().unwrap() {
+    async fn before(&self) -> Result<(), LeaseError> {
+        let mood = *self.mood.lock().unwrap();
+        match mood {
+            Mood::Silent => std::future::pending().await,
             Mood::Unavailable => Err(LeaseError::Unavailable("no route to host".into())),
             Mood::Refusing => Err(LeaseError::Refused("this lease store is read-only".into())),
             Mood::Well | Mood::Forgetful => Ok(()),
@@ -302,33 +306,33 @@ impl LeaseStore for Shaky {
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome, LeaseError> {
-        self.before()?;
+        self.before().await?;
         self.after(self.leases.acquire(request).await)
     }
 
     async fn renew(&self, claims: &[Claim]) -> Result<Vec<RenewOutcome>, LeaseError> {
-        self.before()?;
+        self.before().await?;
         self.after(self.leases.renew(claims).await)
     }
 
     async fn release(&self, claim: &Claim) -> Result<ReleaseOutcome, LeaseError> {
-        self.before()?;
+        self.before().await?;
         self.after(self.leases.release(claim).await)
     }
 
     async fn list_leases(&self, under: &str) -> Result<Vec<LeaseRecord>, LeaseError> {
         self.looks.fetch_add(1, Ordering::SeqCst);
-        self.before()?;
+        self.before().await?;
         self.leases.list_leases(under).await
     }
 
     async fn find_lease(&self, scope: &Scope) -> Result<Option<LeaseRecord>, LeaseError> {
-        self.before()?;
+        self.before().await?;
         self.leases.find_lease(scope).await
     }
 
     async fn lease_history(&self, scope: &Scope, limit: usize) -> Result<Vec<PastTerm>, LeaseError> {
-        self.before()?;
+        self.before().await?;
         self.leases.lease_history(scope, limit).await
     }
 
