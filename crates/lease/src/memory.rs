@@ -78,6 +78,13 @@ impl MemoryLeases {
         self.books().leases.clear();
     }
 
+    /// Deletes one lease, as etcd does when it revokes it, early or late. Its fence stays.
+    pub fn forget_lease(&self, scope: &Scope) {
+        if self.books().leases.remove(scope).is_some() {
+            self.tell(Hint::Changed(scope.clone()));
+        }
+    }
+
     /// Says that this process has died, true or not: to all that watch it, and to itself if it lives.
     pub fn crash(&self, session: Session) {
         let mut books = self.books();

@@ -58,6 +58,24 @@ impl Rules {
         (self.duration / 50).min(Duration::from_millis(100))
     }
 
+    /// A store that comes back is noticed within a fraction of the duration, however long it was away.
+    fn longest_backoff(&self) -> Duration {
+        (self.duration / 4).clamp(SHORTEST_BACKOFF, Duration::from_secs(5))
+    }
+
+    /// How long a seat whose call has failed waits before the next one.
+    fn pause(&self, seat: &mut Seat, why: String, entropy: &Entropy) -> Duration {
+        seat.problem = Some(why);
+        seat.backoff = (seat.backoff * 2).clamp(SHORTEST_BACKOFF, self.longest_backoff());
+        seat.backoff + entropy.jitter(seat.backoff / 4)
+    }
+
+    /// Until what is seen of a moving picture can be trusted: others take what has come free before whoever gave it
+    /// back, and nobody gives back what only seemed too much.
+    fn settling(&self) -> Duration {
+        (self.duration / 20).min(Duration::from_millis(500))
+    }
+
     /// A free scope that nobody takes for this long is anybody's.
     fn overdue(&self) -> Duration {
         self.duration
@@ -309,7 +327,6 @@ struct Seen {
 struct Look {
     at: Option<BootTime>,
     in_flight: bool,
-    again: bool,
 }
 
 #[derive(Debug)]
@@ -328,14 +345,19 @@ struct Share {
     list_in_flight: bool,
     /// Known once, so that the first plan does not take everything.
     listed: bool,
+    /// The next listing includes the leases: nobody else will look at them.
+    list_leases: bool,
     /// Has sat among the members once.
     seated: bool,
     withdrawn: bool,
+    /// Since when this member has seemed to hold more than its share.
+    surplus_since: Option<BootTime>,
     dirty: bool,
+    /// Dirty from then on.
+    plan_at: Option<BootTime>,
 }
 
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// More looks than this at once are one listing.
 const FEW_LOOKS: usize = 4;
 
@@ -377,7 +399,7 @@ impl Protocol {
             Event::Tick => {}
             Event::Stand(id, campaign) => self.stand(now, id, campaign),
             Event::Withdraw(id) => self.withdraw(now, id, &mut effects),
-            Event::Resign { scope, term } => self.resign(now, &scope, term),
+            Event::Resign { scope, term } => self.resign(now, &scope, term, &mut effects),
             Event::Stop => {
                 self.stopping = true;
                 for id in self.shares.keys().copied().collect::<Vec<_>>() {
@@ -406,19 +428,26 @@ impl Protocol {
             let by_state = match &seat.state {
                 State::Following | State::Releasing { .. } => None,
                 State::Acquiring { retry_at, .. } => *retry_at,
-                State::Installing { held, retry_at } => Some(retry_at.unwrap_or(held.valid_until)),
+                // An answer is awaited, and it comes.
+                State::Installing { retry_at: None, .. } => None,
+                State::Installing { held, retry_at: Some(at) } => Some(held.valid_until.min(*at)),
                 State::Confirming(held) | State::Leading(held) => Some(held.valid_until),
-                State::Draining { held, until, .. } => Some(held.valid_until.min(*until)),
+                State::Draining { held, until, resigned: false } => Some(held.valid_until.min(*until)),
+                State::Draining { held, resigned: true, .. } => Some(held.valid_until),
             };
-            // Looks that are due and have not gone out wait for the listing in flight.
+            let share = self.shares.get(&seat.campaign);
             let looks = seat.kind == Kind::Contested && !seat.look.in_flight;
-            let listing = self.shares.get(&seat.campaign).is_some_and(|share| share.list_in_flight);
+            let looks = looks && share.is_some_and(|share| !share.withdrawn);
+            // Looks that are due and have not gone out wait for the listing in flight.
+            let listing = share.is_some_and(|share| share.list_in_flight);
             let look = seat.look.at.filter(|at| looks && !(listing && *at <= now));
             [by_state, look, seat.not_before]
         });
-        let lists = self.shares.values().map(|share| share.list_at.filter(|_| !share.list_in_flight));
+        let lists = self.shares.values().filter(|share| !share.withdrawn && !share.list_in_flight);
+        let lists = lists.map(|share| share.list_at);
+        let plans = self.shares.values().map(|share| share.plan_at);
         let renewal = (self.renewal.is_none() && self.holds_anything()).then_some(self.renew_at);
-        seats.chain(lists).flatten().chain(renewal).min()
+        seats.chain(lists).chain(plans).flatten().chain(renewal).min()
     }
 
     /// What has changed since the last call; `None` for a scope that is no longer stood for.
@@ -466,11 +495,12 @@ impl Protocol {
         let member_seat = Scope::member(&campaign.component, &own.instance);
         let member_seat = match self.seats.contains_key(&member_seat) {
             false => member_seat,
-            true => self.other_member_seat(&campaign.component),
+            true => self.other_member_seat(&campaign.component, id),
         };
         // What another campaign of this process still stands for is waited for until that one lets go of it.
+        let wanted: BTreeSet<Scope> = campaign.scopes.iter().cloned().collect();
         let (taken, scopes): (Vec<Scope>, Vec<Scope>) =
-            campaign.scopes.iter().cloned().partition(|scope| self.seats.contains_key(scope));
+            wanted.into_iter().partition(|scope| self.seats.contains_key(scope));
         for scope in &scopes {
             self.seats.insert(scope.clone(), Seat::new(id, Kind::Contested));
         }
@@ -485,9 +515,12 @@ impl Protocol {
             list_at: Some(now.boot),
             list_in_flight: false,
             listed: false,
+            list_leases: true,
             seated: false,
             withdrawn: false,
+            surplus_since: None,
             dirty: true,
+            plan_at: None,
             campaign,
         };
         self.shares.insert(id, share);
@@ -495,34 +528,43 @@ impl Protocol {
     }
 
     /// Somebody else already sits under this instance's name.
-    fn other_member_seat(&self, component: &str) -> Scope {
+    fn other_member_seat(&self, component: &str, id: CampaignId) -> Scope {
         let Holder { instance, session, .. } = &self.rules.holder;
-        let number = self.shares.len();
-        Scope::member(component, &format!("{instance}.{}.{number}", session.0.simple()))
+        Scope::member(component, &format!("{instance}.{}.{}", session.0.simple(), id.0))
     }
 
     fn withdraw(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
-        let Some(share) = self.shares.get_mut(&id) else { return };
+        let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
         share.withdrawn = true;
         let drain_until = now.boot + self.rules.drain_for;
-        for scope in share.preferred.clone() {
-            let Some(seat) = self.seats.get_mut(&scope) else { continue };
-            // What is in the middle of a call ends in a release as soon as it is answered.
-            if matches!(seat.state, State::Leading(_)) {
-                seat.drain(&scope, drain_until, effects);
+        for (scope, seat) in self.seats.iter_mut().filter(|(_, seat)| seat.campaign == id) {
+            match &mut seat.state {
+                State::Leading(_) if seat.kind == Kind::Contested => seat.drain(scope, drain_until, effects),
+                // It may be ours: asked once more, at once, so that it can be given back.
+                State::Acquiring { retry_at: Some(at), .. } => *at = now.boot,
+                // What is in the middle of a call is given back as soon as that is answered.
+                State::Acquiring { retry_at: None, .. }
+                | State::Following
+                | State::Installing { .. }
+                | State::Confirming(_)
+                | State::Leading(_)
+                | State::Draining { .. }
+                | State::Releasing { .. } => {}
             }
-            self.changed.insert(scope);
+            self.changed.insert(scope.clone());
         }
     }
 
-    fn resign(&mut self, now: Now, scope: &Scope, term: Term) {
+    fn resign(&mut self, now: Now, scope: &Scope, term: Term, effects: &mut Vec<Effect>) {
         let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
             return;
         };
-        let until = now.boot + self.rules.drain_for;
+        // The work has stopped, so its authority ends here. What becomes of the lease from now on is no loss.
         seat.state = match std::mem::replace(&mut seat.state, State::Following) {
-            State::Leading(held) => State::Draining { held, until, resigned: true },
-            State::Draining { held, until, .. } => State::Draining { held, until, resigned: true },
+            State::Leading(held) | State::Draining { held, resigned: false, .. } => {
+                effects.push(Effect::End(scope.clone()));
+                State::Draining { held, until: now.boot, resigned: true }
+            }
             other => other,
         };
         self.changed.insert(scope.clone());
@@ -543,8 +585,7 @@ impl Protocol {
             return;
         };
         self.changed.insert(scope.clone());
-        let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
-        let unwanted = self.stopping || (withdrawn && seat.kind == Kind::Contested);
+        let unwanted = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
         match outcome {
             Ok(AcquireOutcome::Granted(record)) => {
                 seat.succeeded();
@@ -573,15 +614,15 @@ impl Protocol {
             }
             // It may be ours: the same term asks again, and learns it.
             Err(Failure::Ambiguous(why)) if !unwanted => {
-                let pause = seat.failed(why, &self.entropy);
+                let pause = self.rules.pause(seat, why, &self.entropy);
                 if let State::Acquiring { retry_at, .. } = &mut seat.state {
                     *retry_at = Some(now.boot + pause);
                 }
             }
             Err(failure) => {
-                let pause = seat.failed(failure.text().to_owned(), &self.entropy);
+                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
                 let refused = matches!(failure, Failure::Refused(_));
-                let pause = if refused { LONGEST_BACKOFF } else { pause };
+                let pause = if refused { self.rules.longest_backoff() } else { pause };
                 seat.state = State::Following;
                 seat.not_before = Some(now.boot + pause);
                 seat.look.at = Some(now.boot + pause);
@@ -617,22 +658,21 @@ impl Protocol {
         let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
             return;
         };
-        let State::Installing { held, retry_at } = &mut seat.state else { return };
-        match outcome {
+        let State::Installing { held, .. } = &seat.state else { return };
+        let mut held = held.clone();
+        seat.state = match outcome {
             Ok(epoch) => {
                 held.record.epoch = epoch;
-                let held = held.clone();
                 seat.succeeded();
-                seat.state = State::Confirming(held);
                 self.renew_at = now.boot;
+                State::Confirming(held)
             }
             // The same term asks again: whether it was installed or not, the answer will be the same.
             Err(failure) => {
-                seat.backoff = (seat.backoff * 2).clamp(SHORTEST_BACKOFF, LONGEST_BACKOFF);
-                *retry_at = Some(now.boot + seat.backoff + self.entropy.jitter(seat.backoff / 4));
-                seat.problem = Some(failure.text().to_owned());
+                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
+                State::Installing { held, retry_at: Some(now.boot + pause) }
             }
-        }
+        };
         self.changed.insert(scope.clone());
     }
 
@@ -680,7 +720,7 @@ impl Protocol {
                 let mut held = held.clone();
                 held.valid_until = held.valid_until.max(valid_until);
                 let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
-                if held.valid_until <= now.boot || (withdrawn && seat.kind == Kind::Contested) {
+                if held.valid_until <= now.boot || withdrawn {
                     seat.give_back(held.record, self.rules.duration, effects);
                 } else {
                     let scope = claim.scope.clone();
@@ -704,7 +744,7 @@ impl Protocol {
         seat.state = State::Following;
         seat.seen = None;
         // Others come first: whoever gives a scope back does not snatch it from under them.
-        let pause = (self.rules.duration / 20).min(Duration::from_millis(500));
+        let pause = self.rules.settling();
         seat.not_before = Some(now.boot + pause);
         seat.look.at = Some(now.boot + pause);
         self.changed.insert(scope.clone());
@@ -721,17 +761,15 @@ impl Protocol {
         effects: &mut Vec<Effect>,
     ) {
         let Some(seat) = self.seats.get_mut(scope) else { return };
+        // A look that was asked for after this one went out is still due, and stays so below.
         seat.look.in_flight = false;
-        if std::mem::take(&mut seat.look.again) {
-            seat.look.at = Some(now.boot);
-        }
         match outcome {
             Ok(record) => {
                 seat.succeeded();
                 self.observe(now, scope, record, effects);
             }
             Err(failure) => {
-                let pause = seat.failed(failure.text().to_owned(), &self.entropy);
+                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
                 seat.look.at = Some(now.boot + pause);
                 self.changed.insert(scope.clone());
             }
@@ -750,15 +788,18 @@ impl Protocol {
         let listing = match outcome {
             Ok(listing) => listing,
             Err(_) => {
-                let pause = self.rules.retry_every().clamp(SHORTEST_BACKOFF, LONGEST_BACKOFF);
-                share.list_at = Some(now.boot + pause + self.entropy.jitter(pause / 2));
+                let pause = self.rules.retry_every().clamp(SHORTEST_BACKOFF, self.rules.longest_backoff());
+                let again = now.boot + pause + self.entropy.jitter(pause / 2);
+                share.list_at = Some(share.list_at.map_or(again, |due| due.max(again)));
                 return;
             }
         };
         let next = now.boot + self.rules.renew_every() + self.entropy.jitter(self.rules.spread());
-        share.list_at = Some(share.list_at.filter(|at| *at > now.boot).map_or(next, |at| at.min(next)));
+        // A listing that was asked for after this one went out is still due.
+        share.list_at = Some(share.list_at.map_or(next, |due| due.min(next)));
         share.observe_members(&listing.members, self.rules.holder.session);
         let Some(leases) = listing.leases else { return };
+        share.list_leases = false;
         share.dirty = true;
         let mut found: BTreeMap<Scope, LeaseRecord> =
             leases.into_iter().map(|record| (record.scope.clone(), record)).collect();
@@ -781,13 +822,15 @@ impl Protocol {
             State::Leading(held) | State::Draining { held, .. } => {
                 let (ours, term) = (held.record.epoch, held.record.term);
                 match record {
-                    // Only a higher epoch is news: a lower one was read before this term began.
-                    Some(record) if record.term != term && record.epoch > ours => {
+                    // A lower epoch was read before this term began. The same one belongs to a successor that has
+                    // not installed its own yet.
+                    Some(record) if record.term != term && record.epoch >= ours => {
                         let reason = LossReason::Superseded { holder: record.holder, epoch: record.epoch };
                         self.lose(now, scope, term, reason, effects);
                     }
-                    // Gone, perhaps: a renewal finds out.
+                    // Gone, perhaps, or gone and taken: a renewal finds out.
                     None => self.renew_at = now.boot,
+                    Some(record) if record.term != term => self.renew_at = now.boot,
                     Some(_) => {}
                 }
                 return;
@@ -834,8 +877,7 @@ impl Protocol {
         };
         let vacant = record.as_ref().is_none_or(|record| !record.is_held());
         seat.ownerless_since = (vacant || free.is_some()).then(|| seat.ownerless_since.unwrap_or(now.boot));
-        seat.look.at =
-            Some(seat.look.at.filter(|at| *at > now.boot).map_or(next_look, |at| at.min(next_look)));
+        seat.look_by(next_look);
         seat.seen = Some(Seen { record, unchanged_since, free });
         if let Some(share) = self.shares.get_mut(&seat.campaign) {
             share.dirty = true;
@@ -907,6 +949,7 @@ impl Protocol {
 
     fn tripped(&mut self, now: Now, scope: &Scope, term: Term, effects: &mut Vec<Effect>) {
         let seat = self.seats.get(scope);
+        // What has been resigned is released all the same.
         if seat.is_some_and(|seat| seat.state.term() == Some(term) && seat.state.is_elected()) {
             self.follow_again(now, scope, effects);
         }
@@ -915,8 +958,8 @@ impl Protocol {
     /// The term is over; what it left behind in the store is looked at as anybody else's record would be.
     fn follow_again(&mut self, now: Now, scope: &Scope, effects: &mut Vec<Effect>) {
         let Some(seat) = self.seats.get_mut(scope) else { return };
-        if let Some(term) = seat.state.term().filter(|_| seat.state.is_elected()) {
-            effects.push(Effect::Settle { scope: scope.clone(), term });
+        if let State::Leading(held) | State::Draining { held, .. } = &seat.state {
+            effects.push(Effect::Settle { scope: scope.clone(), term: held.record.term });
         }
         seat.state = State::Following;
         seat.seen = None;
@@ -933,7 +976,7 @@ impl Protocol {
     fn settle(&mut self, now: Now, effects: &mut Vec<Effect>) {
         self.pass_deadlines(now, effects);
         self.repeat_calls(now, effects);
-        self.release_the_resigned(effects);
+        self.release_the_unwanted(effects);
         self.renew(now, effects);
         for id in self.shares.keys().copied().collect::<Vec<_>>() {
             self.inherit(now, id);
@@ -954,6 +997,10 @@ impl Protocol {
             .seats
             .iter()
             .filter_map(|(scope, seat)| {
+                // A call of its own is in flight: one at a time.
+                if matches!(seat.state, State::Installing { retry_at: None, .. }) {
+                    return None;
+                }
                 let held = seat.state.held()?;
                 let expired = held.valid_until <= now.boot;
                 let drained = matches!(&seat.state, State::Draining { until, resigned: false, .. } if *until <= now.boot);
@@ -996,13 +1043,25 @@ impl Protocol {
         }
     }
 
-    fn release_the_resigned(&mut self, effects: &mut Vec<Effect>) {
+    /// What nobody works under any more, and what a withdrawn campaign holds without having told anybody. The
+    /// member's seat goes with the first of them, so that the others count on one member less and take what comes.
+    fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
         let in_flight: BTreeSet<&Scope> = self.renewal.iter().flatten().map(|claim| &claim.scope).collect();
         for (scope, seat) in &mut self.seats {
-            if let State::Draining { held, resigned: true, .. } = &seat.state
-                && !in_flight.contains(scope)
-            {
-                effects.push(Effect::End(scope.clone()));
+            let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
+            let unwanted = match &seat.state {
+                State::Draining { held, resigned: true, .. } => Some(held),
+                State::Installing { held, retry_at: Some(_) } | State::Confirming(held) if withdrawn => Some(held),
+                State::Leading(held) if withdrawn && seat.kind == Kind::Member => Some(held),
+                State::Following
+                | State::Acquiring { .. }
+                | State::Installing { .. }
+                | State::Confirming(_)
+                | State::Leading(_)
+                | State::Draining { .. }
+                | State::Releasing { .. } => None,
+            };
+            if let Some(held) = unwanted.filter(|_| !in_flight.contains(scope)) {
                 let record = held.record.clone();
                 seat.give_back(record, self.rules.duration, effects);
                 self.changed.insert(scope.clone());
@@ -1068,7 +1127,7 @@ impl Protocol {
                 None => {
                     // Another living process has this name; both may sit.
                     self.seats.remove(&scope);
-                    let other = self.other_member_seat(&component);
+                    let other = self.other_member_seat(&component, id);
                     self.seats.insert(other.clone(), Seat::new(id, Kind::Member));
                     if let Some(share) = self.shares.get_mut(&id) {
                         share.member_seat = other;
@@ -1109,13 +1168,14 @@ impl Protocol {
         let due = |seat: &Seat| !seat.look.in_flight && seat.look.at.is_some_and(|at| at <= now.boot);
         let looks: Vec<Scope> =
             share.preferred.iter().filter(|scope| self.seats.get(*scope).is_some_and(due)).cloned().collect();
-        let unknown = !share.listed;
         let many = looks.len() > FEW_LOOKS;
         let list_due = share.list_at.is_some_and(|at| at <= now.boot);
         if !share.list_in_flight && (list_due || many) {
             share.list_in_flight = true;
             share.list_at = None;
-            let leases_under = (many || unknown).then(|| share.common_prefix.clone());
+            // Asked for until it is answered: the looks that it stands for are not repeated.
+            share.list_leases |= many;
+            let leases_under = share.list_leases.then(|| share.common_prefix.clone());
             if leases_under.is_some() {
                 looks.iter().for_each(|scope| self.seats.get_mut(scope).expect("just seen").look.at = None);
             }
@@ -1127,7 +1187,7 @@ impl Protocol {
         }
         for scope in looks {
             let Some(seat) = self.seats.get_mut(&scope).filter(|seat| due(seat)) else { continue };
-            seat.look = Look { at: None, in_flight: true, again: false };
+            seat.look = Look { at: None, in_flight: true };
             effects.push(Effect::Look(scope));
         }
     }
@@ -1135,13 +1195,16 @@ impl Protocol {
     fn share_out(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id) else { return };
         let ready = share.listed && !share.withdrawn && !self.stopping;
-        if !ready || !std::mem::take(&mut share.dirty) {
+        let due = share.plan_at.take_if(|at| *at <= now.boot).is_some();
+        if !ready || !(std::mem::take(&mut share.dirty) || due) {
             return;
         }
         let standing = |scope: &Scope| {
             self.seats.get(scope).map_or(Standing::Unknown, |seat| seat.standing(now.boot, &self.rules))
         };
         let plan = share::plan(self.rules.holder.session, &share.members, &share.preferred, standing);
+        let leaving = share.preferred.iter().any(|scope| standing(scope) == Standing::Leaving);
+        let hand_over = share.once_settled(plan.hand_over, leaving, now.boot, self.rules.settling());
         let note = share.campaign.note.clone();
         for scope in plan.take {
             let Some(seat) = self.seats.get(&scope) else { continue };
@@ -1150,7 +1213,7 @@ impl Protocol {
                 self.acquire(now, &scope, takeover, &note, effects);
             }
         }
-        if let Some(scope) = plan.hand_over
+        if let Some(scope) = hand_over
             && let Some(seat) = self.seats.get_mut(&scope)
             && matches!(seat.state, State::Leading(_))
         {
@@ -1159,38 +1222,20 @@ impl Protocol {
         }
     }
 
-    /// The member's seat is given back last: while it holds scopes, a process is a member.
+    /// A withdrawn campaign is over when none of its seats waits for anything.
     fn finish_withdrawal(&mut self, id: CampaignId, effects: &mut Vec<Effect>) {
-        let Some(share) = self.shares.get(&id).filter(|share| share.withdrawn) else { return };
-        let idle = |seat: &Seat| matches!(seat.state, State::Following);
-        for scope in &share.preferred {
-            if self.seats.get(scope).is_some_and(idle) {
-                self.seats.remove(scope);
-                self.changed.insert(scope.clone());
-            }
-        }
-        if share.preferred.iter().any(|scope| self.seats.contains_key(scope)) {
+        if !self.shares.get(&id).is_some_and(|share| share.withdrawn) {
             return;
         }
-        let scope = share.member_seat.clone();
-        if let Some(seat) = self.seats.get_mut(&scope) {
-            let in_flight = self.renewal.iter().flatten().any(|claim| claim.scope == scope);
-            match &seat.state {
-                State::Leading(held) if !in_flight => {
-                    let record = held.record.clone();
-                    seat.give_back(record, self.rules.duration, effects);
-                }
-                State::Following => {
-                    self.seats.remove(&scope);
-                }
-                // Answered sooner or later; a store that is away is not waited for.
-                State::Acquiring { .. } | State::Installing { .. } | State::Confirming(_) => {
-                    self.seats.remove(&scope);
-                }
-                State::Leading(_) | State::Draining { .. } | State::Releasing { .. } => {}
+        let changed = &mut self.changed;
+        self.seats.retain(|scope, seat| {
+            let over = seat.campaign == id && matches!(seat.state, State::Following);
+            if over {
+                changed.insert(scope.clone());
             }
-        }
-        if !self.seats.contains_key(&scope) {
+            !over
+        });
+        if !self.seats.values().any(|seat| seat.campaign == id) {
             self.shares.remove(&id);
             effects.push(Effect::Withdrawn(id));
         }
@@ -1199,7 +1244,10 @@ impl Protocol {
     fn watch_peers(&mut self, effects: &mut Vec<Effect>) {
         let own = self.rules.holder.session;
         let members = self.shares.values().flat_map(|share| &share.members).copied();
-        let peers: BTreeSet<Session> = members.filter(|session| *session != own).collect();
+        // A member that is leaving gives its seat back first, and may crash before it has given back the rest.
+        let seen = self.seats.values().filter_map(|seat| seat.seen.as_ref()?.record.as_ref());
+        let holders = seen.filter(|record| record.is_held()).map(|record| record.holder.session);
+        let peers: BTreeSet<Session> = members.chain(holders).filter(|session| *session != own).collect();
         if !peers.iter().eq(&self.watched) {
             self.watched = peers.into_iter().collect();
             effects.push(Effect::WatchPeers(self.watched.clone()));
@@ -1258,8 +1306,27 @@ fn common_prefix(scopes: &[Scope]) -> String {
 }
 
 impl Share {
+    /// What is to be handed over, if it has been too much for a while. The next one follows without a pause.
+    fn once_settled(
+        &mut self,
+        hand_over: Option<Scope>,
+        leaving: bool,
+        now: BootTime,
+        settling: Duration,
+    ) -> Option<Scope> {
+        let surplus = hand_over.is_some() || (leaving && self.surplus_since.is_some());
+        self.surplus_since = surplus.then(|| self.surplus_since.unwrap_or(now));
+        self.plan_at = self.surplus_since.map(|since| since + settling).filter(|at| *at > now);
+        hand_over.filter(|_| self.plan_at.is_none())
+    }
+
     fn observe_members(&mut self, listed: &[LeaseRecord], own: Session) {
         let mut members = BTreeSet::from([own]);
+        // `a` also lists the members of `a/b`.
+        let of_component = |record: &&LeaseRecord| {
+            record.scope.as_member().is_some_and(|(component, _)| component == self.campaign.component)
+        };
+        let listed: Vec<&LeaseRecord> = listed.iter().filter(of_component).collect();
         for record in listed.iter().filter(|record| record.is_held()) {
             let session = record.holder.session;
             // A seat that has moved since the crash was told belongs to somebody who lives.
@@ -1315,9 +1382,14 @@ impl Seat {
         }
     }
 
+    /// Now, or as soon as the look in flight is back.
     fn look_now(&mut self, now: BootTime) {
         self.look.at = Some(now);
-        self.look.again |= self.look.in_flight;
+    }
+
+    /// At this moment, unless one is due before.
+    fn look_by(&mut self, at: BootTime) {
+        self.look.at = Some(self.look.at.map_or(at, |due| due.min(at)));
     }
 
     fn drain(&mut self, scope: &Scope, until: BootTime, effects: &mut Vec<Effect>) {
@@ -1335,13 +1407,6 @@ impl Seat {
     fn succeeded(&mut self) {
         self.backoff = Duration::ZERO;
         self.problem = None;
-    }
-
-    /// How long to wait before the next try.
-    fn failed(&mut self, why: String, entropy: &Entropy) -> Duration {
-        self.problem = Some(why);
-        self.backoff = (self.backoff * 2).clamp(SHORTEST_BACKOFF, LONGEST_BACKOFF);
-        self.backoff + entropy.jitter(self.backoff / 4)
     }
 }
 
@@ -1387,9 +1452,9 @@ impl State {
         matches!(self, Self::Following | Self::Leading(_) | Self::Draining { resigned: false, .. })
     }
 
-    /// Somebody has been told that it leads.
+    /// Somebody has been told that it leads, and not yet that it no longer does.
     fn is_elected(&self) -> bool {
-        matches!(self, Self::Leading(_) | Self::Draining { .. })
+        matches!(self, Self::Leading(_) | Self::Draining { resigned: false, .. })
     }
 }
 
