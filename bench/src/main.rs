@@ -1,17 +1,18 @@
-//! Measures a real `tenure up` from outside, as its users feel it. `cargo xtask bench` builds and runs it.
+//! Measures real processes from outside, as their users feel them. `cargo xtask bench` builds and runs it.
 //!
 //! Every figure comes with the floor it stands on, measured in the same run: what forking the same
 //! processes costs, and what one flush to this disk costs. Absolute times belong to a machine; ratios travel.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
 mod floors;
+mod lease;
 mod report;
 mod server;
 mod skeleton;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 
 #[derive(Debug, Parser)]
@@ -20,14 +21,17 @@ struct Args {
     #[arg(value_enum, default_value_t)]
     family: Family,
     /// The binary to measure
-    #[arg(long, value_name = "FILE")]
-    binary: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "as_candidate")]
+    binary: Option<PathBuf>,
     /// Samples of each figure
     #[arg(long, default_value_t = 20)]
     samples: usize,
     /// Also write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// What the lease family starts its own processes with
+    #[arg(long, hide = true)]
+    as_candidate: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -35,12 +39,19 @@ enum Family {
     /// Chains, fan-outs, empty tasks and idling, on SQLite and on Postgres
     #[default]
     Skeleton,
+    /// Crashes, hand-overs, frozen holders and a thousand scopes, on Postgres and on etcd
+    Lease,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(candidate) = &args.as_candidate {
+        return lease::member::run(&serde_json::from_str(candidate)?);
+    }
+    let binary = args.binary.context("--binary is missing")?;
     let report = match args.family {
-        Family::Skeleton => skeleton::measure(&args.binary, args.samples)?,
+        Family::Skeleton => skeleton::measure(&binary, args.samples)?,
+        Family::Lease => lease::measure(args.samples)?,
     };
     report.print();
     if let Some(file) = &args.json {

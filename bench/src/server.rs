@@ -110,12 +110,7 @@ impl Server {
 
     /// Processor time used so far, by the server itself.
     pub fn cpu(&self) -> Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let after_name = stat.rsplit_once(')').context("a stat line names its process")?.1;
-        let ticks =
-            |at: usize| after_name.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok());
-        let (user, system) = (ticks(11).context("user time")?, ticks(12).context("system time")?);
-        Ok(Duration::from_millis((user + system) * 1_000 / rustix::param::clock_ticks_per_second()))
+        cpu_of(self.child.id())
     }
 
     /// Resident memory in megabytes.
@@ -133,4 +128,13 @@ impl Drop for Server {
         let _ = self.child.kill(); // it may have ended by itself
         let _ = self.child.wait();
     }
+}
+
+/// Processor time that a process has used so far.
+pub fn cpu_of(pid: u32) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_name = stat.rsplit_once(')').context("a stat line names its process")?.1;
+    let ticks = |at: usize| after_name.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok());
+    let (user, system) = (ticks(11).context("user time")?, ticks(12).context("system time")?);
+    Ok(Duration::from_millis((user + system) * 1_000 / rustix::param::clock_ticks_per_second()))
 }

@@ -28,7 +28,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("api", &["model", "store", "lease", "clock", "logs"]),
     ("testkit", &["model", "clock"]),
     ("xtask", &[]),
-    ("bench", &["testkit"]),
+    ("bench", &["testkit", "clock", "lease", "lease-etcd", "model", "store", "store-postgres"]),
     ("tenure", ALL),
 ];
 

@@ -78,7 +78,8 @@ impl LeaseStore for HttpLeases {
         Capabilities {
             name: "http",
             minimum_duration: SHORTEST,
-            clock: ExpiryClock::Store,
+            // Whatever the server keeps them in: only the server may say that a record has stalled.
+            clock: ExpiryClock::StoreElapsed,
             fenced_transactions: true,
             crash_hints: false,
         }

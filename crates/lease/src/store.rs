@@ -228,14 +228,22 @@ pub async fn acquire_fenced(
         AcquireOutcome::Won(record) => record,
         settled => return Ok(settled),
     };
-    let epoch = fences.install_fence(&won.scope, won.term, won.epoch).await?;
+    // The lease is taken already: from here on a failure leaves something behind.
+    let epoch = fences.install_fence(&won.scope, won.term, won.epoch).await.map_err(half_done)?;
     let claim = Claim { scope: won.scope.clone(), term: won.term, epoch, duration: won.duration };
-    match leases.renew(std::slice::from_ref(&claim)).await?.pop() {
+    match leases.renew(std::slice::from_ref(&claim)).await.map_err(half_done)?.pop() {
         Some(RenewOutcome::Renewed) => Ok(AcquireOutcome::Granted(LeaseRecord { epoch, ..won })),
         // Lost again while the fence was being installed: whoever has it now, this caller does not.
-        _ => match leases.find_lease(&won.scope).await? {
+        _ => match leases.find_lease(&won.scope).await.map_err(half_done)? {
             Some(record) if record.is_held() && record.term != won.term => Ok(AcquireOutcome::Held(record)),
             _ => Err(LeaseError::Unavailable("the lease was lost before its fence was installed".into())),
         },
+    }
+}
+
+fn half_done(error: LeaseError) -> LeaseError {
+    match error {
+        LeaseError::Unavailable(source) => LeaseError::Ambiguous(source),
+        other => other,
     }
 }

@@ -44,10 +44,10 @@ impl HealthSource for Health {
             (true, false) => Err("starting: the agent or the dags folder is not ready yet".into()),
             (false, _) => Err(status.reason.clone()),
         };
-        let scope = match (&status.tenure, &status.other) {
+        let scope = match (&status.tenure, self.scheduler.lease()) {
             (Some(tenure), _) => ScopeHealth::of(tenure),
             (None, Some(other)) => ScopeHealth {
-                owner: Some(other.holder.to_string()),
+                owner: other.is_held().then(|| other.holder.to_string()),
                 epoch: Some(other.epoch.0),
                 ..ScopeHealth::campaigning(status.scope.to_string())
             },

@@ -24,7 +24,9 @@ use tenure_agent::{Agent, AgentConfig};
 use tenure_api::{ApiState, TokenDigest};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::{DispatchMetrics, EnvSecrets, PoolSize};
-use tenure_lease::{Elector, ElectorConfig, Holder, LeaseStore};
+use tenure_lease::{
+    Elector, ElectorConfig, ElectorParts, FenceStore, Holder, LeaseMetrics, LeaseStore, Session,
+};
 use tenure_model::ShardId;
 use tenure_scheduler::{OwnerConfig, ReportInbox, Scheduler, SchedulerMetrics, SchedulerParts};
 use tenure_store::SharedStore;
@@ -41,8 +43,6 @@ use folder::{DagFolder, FolderReport};
 
 /// Long enough for a garbage-collected laptop, short enough to wait for.
 const LEASE_DURATION: Duration = Duration::from_secs(10);
-/// The holder stops this much before others see the lease expire.
-const LEASE_MARGIN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug, Args)]
 pub struct UpArgs {
@@ -115,7 +115,7 @@ async fn serve(args: UpArgs) -> Result<()> {
     let address = listener.local_addr()?;
     let url = format!("http://{address}");
 
-    let Database { store, leases, name: database } = open_database(&args, &data, &clock, &entropy).await?;
+    let Database { store, leases, fences, name: database } = open_database(&args, &data, &clock, &entropy).await?;
     let profile = args.profile.unwrap_or(match args.database_url {
         Some(_) => Profile::Pro,
         None => Profile::Lite,
@@ -132,16 +132,26 @@ async fn serve(args: UpArgs) -> Result<()> {
     let holder = Holder {
         name: format!("{}:{}", node::host_name(), std::process::id()),
         instance: data.instance.clone(),
+        session: Session(entropy.uuid(clock.now())),
         address: Some(url.clone()),
     };
     let actor = holder.name.clone();
-    let elector_config = ElectorConfig { holder, duration: LEASE_DURATION, margin: LEASE_MARGIN };
-    let elector = Arc::new(Elector::start(leases, elector_config, Arc::clone(&clock), entropy.clone())?);
+    let lease_metrics = LeaseMetrics::register(&mut registry, Arc::clone(&clock));
+    let elector_parts = ElectorParts {
+        leases: Arc::clone(&leases),
+        fences: Arc::clone(&fences),
+        clock: Arc::clone(&clock),
+        entropy: entropy.clone(),
+        metrics: lease_metrics.clone(),
+    };
+    // Everything that a scheduler does is fenced, so a crash need not be waited out.
+    let elector_config = ElectorConfig { crash_hints: true, ..ElectorConfig::new(holder, LEASE_DURATION) };
+    let elector = Arc::new(Elector::start(elector_parts, elector_config)?);
     let inbox = ReportInbox::default();
     let executor = Arc::new(LocalExecutor::new(node.clone()));
     let scheduler = Scheduler::start(SchedulerParts {
         store: Arc::clone(&store),
-        elector,
+        elector: Arc::clone(&elector),
         shard: ShardId(0),
         inbox: inbox.clone(),
         executor: Arc::clone(&executor) as _,
@@ -150,9 +160,10 @@ async fn serve(args: UpArgs) -> Result<()> {
         clock: Arc::clone(&clock),
         entropy: entropy.clone(),
         metrics: SchedulerMetrics::register(&mut registry),
+        lease_metrics,
         dispatch_metrics: DispatchMetrics::register(&mut registry),
         config: OwnerConfig::new(actor),
-        sole_instance: Some(data.instance.clone()),
+        sole_instance: true,
     });
 
     let mut dags = DagFolder::new(args.dags.clone(), Arc::clone(&store), Arc::clone(&clock))?;
@@ -161,6 +172,9 @@ async fn serve(args: UpArgs) -> Result<()> {
     let readiness = Arc::new(health::Health::new(scheduler.handle(), Arc::clone(&clock)));
     let state = ApiState {
         store: Arc::clone(&store),
+        leases,
+        fences,
+        entropy: entropy.clone(),
         clock: Arc::clone(&clock),
         token: TokenDigest::of(&data.token),
         logs: Arc::clone(&log_store),
@@ -187,6 +201,7 @@ async fn serve(args: UpArgs) -> Result<()> {
             // Somebody else still holds the shard; nothing has been started here.
             tracing::info!(signal, "stopping before the agent was accepted");
             scheduler.stop().await;
+            elector.stop().await;
             return Ok(());
         }
     };
@@ -211,6 +226,7 @@ async fn serve(args: UpArgs) -> Result<()> {
         tracing::error!(%panic, "the dags folder's watcher panicked");
     }
     scheduler.stop().await;
+    elector.stop().await;
     let left_running = executor.shutdown().await;
     match api.await {
         Ok(served) => served.context("the HTTP server failed")?,
@@ -220,10 +236,11 @@ async fn serve(args: UpArgs) -> Result<()> {
     Ok(())
 }
 
-/// Two faces of one database: the state, and the leases in it.
+/// Three faces of one database: the state, the leases, and the fences between them.
 struct Database {
     store: SharedStore,
     leases: Arc<dyn LeaseStore>,
+    fences: Arc<dyn FenceStore>,
     name: String,
 }
 
@@ -236,12 +253,12 @@ async fn open_database(
     let database = match &args.database_url {
         Some(url) => {
             let store = Arc::new(PostgresStore::connect(url, PostgresOptions::default(), entropy).await?);
-            Database { store: store.clone(), leases: store, name: "Postgres".into() }
+            Database { store: store.clone(), leases: store.clone(), fences: store, name: "Postgres".into() }
         }
         None => {
             let path = data.root.join("tenure.db");
             let store = Arc::new(SqliteStore::open(&path, SqliteOptions::default(), Arc::clone(clock))?);
-            Database { store: store.clone(), leases: store, name: "SQLite".into() }
+            Database { store: store.clone(), leases: store.clone(), fences: store, name: "SQLite".into() }
         }
     };
     let shards = database.store.shard_count().await?;
