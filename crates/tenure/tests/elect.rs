@@ -1,15 +1,18 @@
 //! Goal: a command never runs without its lease, whatever happens to whom. Method: real candidates on real lease
 //! stores, killed, frozen, robbed and cut off; one suite of facts, on SQLite and on Postgres.
 
+mod common;
 #[path = "elect/harness.rs"]
 mod harness;
 
 use std::io::Write;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use common::{Site, Wiring};
 use harness::{Arena, BINARY, SCOPE, SOON, is_alive, text, wait};
 use rustix::process::{Pid, Signal};
+use serde_json::Value;
 use tenure_testkit::{Etcd, Postgres, Settings};
 
 /// The lease of the arenas: a frozen or cut off holder's command must be dead by then.
@@ -28,6 +31,7 @@ on_both!(
     a_command_finds_its_authority_in_the_environment_and_its_exit_code_is_forwarded,
     of_two_candidates_one_runs_and_the_other_follows_at_once_after_a_clean_end,
     a_killed_wrapper_takes_all_of_its_command_along_and_a_higher_epoch_follows,
+    a_killed_wrappers_command_does_not_wait_for_its_deadline,
     a_frozen_wrappers_command_is_dead_before_the_successor_starts,
     a_robbed_holders_command_is_killed_at_once,
     a_command_that_was_asked_to_end_keeps_its_lease_until_it_has,
@@ -77,6 +81,14 @@ fn a_killed_wrapper_takes_all_of_its_command_along_and_a_higher_epoch_follows(ar
     assert!(first.log().contains("tenure elect has died"), "{}", first.log());
 }
 
+fn a_killed_wrappers_command_does_not_wait_for_its_deadline(arena: &Arena) {
+    let mut holder = arena.endless(&["--lease-duration", "60s"]);
+    holder.runs();
+    holder.is_ready();
+    holder.kill();
+    holder.command_dies(AT_ONCE);
+}
+
 fn a_frozen_wrappers_command_is_dead_before_the_successor_starts(arena: &Arena) {
     let mut first = arena.endless(&[]);
     let epoch = first.runs();
@@ -103,7 +115,6 @@ fn a_frozen_wrappers_command_is_dead_before_the_successor_starts(arena: &Arena) 
 }
 
 fn a_robbed_holders_command_is_killed_at_once(arena: &Arena) {
-    // Renewed every 20 s: only a look at what has changed can be fast.
     let mut holder = arena.endless(&[]);
     let epoch = holder.runs();
     holder.is_ready();
@@ -167,6 +178,89 @@ fn on_etcd_a_clean_end_a_crash_and_a_freeze_hand_over_as_elsewhere() {
     hands_over_as_elsewhere(&Arena::on(&Etcd::shared().url(), "2s"));
 }
 
+#[test]
+fn on_a_server_a_clean_end_a_crash_and_a_freeze_hand_over_as_elsewhere_and_are_shown() {
+    let site = Site::new(Wiring::Sqlite);
+    let _server = site.start();
+    let (url, token) = address(&site);
+    let mut arena = Arena::on(&url, "1500ms");
+    arena.token = token;
+    hands_over_as_elsewhere(&arena);
+
+    let holder = arena.endless(&["--note", "blue", "--lease-duration", "60s"]);
+    let epoch = holder.runs();
+    let lease = site.json(&["lease", "show", SCOPE]);
+    assert_eq!(
+        (lease["epoch"].as_u64(), &lease["holder"], &lease["note"]),
+        (Some(epoch), &"c4".into(), &"blue".into())
+    );
+    let leases = site.json(&["lease", "list", "reports/"]);
+    assert_eq!((leases.as_array().unwrap().len(), &leases[0]), (1, &with_remaining(lease, &leases[0])));
+    let history = site.json(&["lease", "history", SCOPE]);
+    let story: Vec<_> =
+        history.as_array().unwrap().iter().map(|term| (&term["holder"], &term["end"])).collect();
+    assert_eq!(story[1..3], [(&"c3".into(), &"released".into()), (&"c2".into(), &"expired".into())]);
+    let members = site.json(&["member", "list", SCOPE]);
+    assert_eq!((members[0]["member"].as_str(), &members[0]["scopes"][0]), (Some("c4"), &SCOPE.into()));
+
+    let refused = site.cli(&["lease", "acquire", SCOPE]);
+    assert_eq!(refused.status.code(), Some(73));
+    assert!(text(&refused).contains(&format!("is held by c4 at e{epoch}")), "{}", text(&refused));
+    let mut wrong = Arena::on(&arena.backend, "15s");
+    wrong.token = "wrong".into();
+    let refused = wrong.elect(&[], "exit 0").output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+}
+
+/// Of a site's server, with its token.
+fn address(site: &Site) -> (String, String) {
+    let pointer: Value =
+        serde_json::from_slice(&std::fs::read(site.data().join("server.json")).unwrap()).unwrap();
+    let token = std::fs::read_to_string(site.data().join("admin-token")).unwrap();
+    (pointer["url"].as_str().unwrap().to_owned(), token.trim().to_owned())
+}
+
+/// What passes between two looks.
+fn with_remaining(mut lease: Value, other: &Value) -> Value {
+    for field in ["remaining_ms", "renewed_at", "resource_version"] {
+        lease[field] = other[field].clone();
+    }
+    lease
+}
+
+#[test]
+fn leases_can_be_held_by_hand_and_watched() {
+    let site = Site::new(Wiring::Sqlite);
+    let _server = site.start();
+    let log = std::fs::File::create(site.path("watched")).unwrap();
+    let (url, token) = address(&site);
+    let mut watch = Command::new(BINARY);
+    watch.args(["lease", "watch", "hand/", "-o", "json", "--server", &url]).env("TENURE_TOKEN", token);
+    let mut watch = watch.stdout(log).spawn().unwrap();
+    let won = site.json(&["lease", "acquire", "hand/a", "--lease-duration", "30s", "--note", "mine"]);
+    let (term, epoch) = (won["term"].as_str().unwrap(), won["epoch"].to_string());
+    let claim = ["hand/a", "--term", term, "--epoch", &epoch];
+    assert!(won["valid_for_ms"].as_u64().unwrap() > 25_000, "{won}");
+    assert_eq!(site.json(&[&["lease", "renew"], &claim[..]].concat())["duration_ms"], 30_000);
+    let stranger = ["hand/a", "--term", "00000000-0000-0000-0000-000000000000", "--epoch", &epoch];
+    assert_eq!(site.cli(&[&["lease", "renew"], &stranger[..]].concat()).status.code(), Some(73));
+    assert_eq!(site.cli(&[&["lease", "release"], &stranger[..]].concat()).status.code(), Some(73));
+    assert_eq!(site.json(&["lease", "show", "hand/a"])["held"], true);
+    assert_eq!(site.json(&[&["lease", "release"], &claim[..]].concat())["released"], true);
+    assert_eq!(site.cli(&[&["lease", "release"], &claim[..]].concat()).status.code(), Some(73));
+    assert_eq!(site.cli(&["lease", "show", "hand/b"]).status.code(), Some(1));
+    let next = site.json(&["lease", "acquire", "hand/a", "--wait"]);
+    assert!(next["epoch"].as_u64() > won["epoch"].as_u64());
+    // Two changes of one lease may come as the latter, so the last one is what counts.
+    wait("the watcher to tell of the last change", SOON, || {
+        let told = std::fs::read_to_string(site.path("watched")).unwrap();
+        let last: Value = serde_json::from_str(told.lines().last()?).ok()?;
+        (last["event"] == "acquired" && last["lease"]["epoch"] == next["epoch"]).then_some(())
+    });
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
 /// The bones of the suite, for a backend that needs longer.
 fn hands_over_as_elsewhere(arena: &Arena) {
     let mut first = arena.candidate(&[], "while [ ! -e $T/enough ]; do sleep 0.02; done; exit 7");
@@ -186,11 +280,12 @@ fn hands_over_as_elsewhere(arena: &Arena) {
     assert!(third.runs() > next_epoch);
     third.is_ready();
     third.signal(Signal::STOP);
-    let fourth = arena.candidate(&[], "exit 0");
+    let mut fourth = arena.candidate(&[], "exit 0");
     fourth.runs();
     third.command_dies(Duration::ZERO);
     third.signal(Signal::CONT);
     assert_eq!(third.exit_code(), 73, "{}", third.log());
+    assert_eq!(fourth.exit_code(), 0, "{}", fourth.log());
 }
 
 #[test]
@@ -388,7 +483,7 @@ fn a_terminal_is_lent_to_the_command_and_taken_back() {
         "{BINARY} elect {SCOPE} --backend {} -- sh -c 'read a; echo \"command:$a\"'; read b; echo \"shell:$b\"",
         arena.backend
     );
-    let mut terminal = std::process::Command::new("script")
+    let mut terminal = Command::new("script")
         .args(["-qefc", &inside, "/dev/null"])
         .env("SHELL", "/bin/sh")
         .stdin(Stdio::piped())
@@ -414,7 +509,7 @@ fn a_terminal_is_lent_to_the_command_and_taken_back() {
 fn a_program_that_is_not_there_never_campaigns() {
     let arena = Arena::sqlite();
     let check = |program: &str, code: i32, words: &str| {
-        let output = std::process::Command::new(BINARY)
+        let output = Command::new(BINARY)
             .args(["elect", SCOPE, "--backend", &arena.backend, "--", program])
             .output()
             .unwrap();

@@ -30,6 +30,7 @@ pub struct Arena {
     pub folder: TempDir,
     pub backend: String,
     pub lease: &'static str,
+    pub token: String,
     names: Cell<u32>,
     _database: Option<TestDatabase>,
     runtime: Runtime,
@@ -53,7 +54,15 @@ impl Arena {
 
     fn at(folder: TempDir, backend: String, lease: &'static str, database: Option<TestDatabase>) -> Self {
         let runtime = Runtime::new().unwrap();
-        Self { folder, backend, lease, names: Cell::new(0), _database: database, runtime }
+        Self {
+            folder,
+            backend,
+            lease,
+            token: String::new(),
+            names: Cell::new(0),
+            _database: database,
+            runtime,
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -74,6 +83,7 @@ impl Arena {
         command
             .args(["--", "sh", "-c", script])
             .env("T", self.folder.path())
+            .env("TENURE_TOKEN", &self.token)
             .env_remove("TENURE_LEASE_DURATION")
             .stdin(Stdio::null());
         command
