@@ -167,9 +167,11 @@ mod tests {
     use std::time::SystemTime;
 
     use tenure_clock::{Entropy, SystemClock};
-    use tenure_testkit::temp_dir;
+    use tenure_testkit::{temp_dir, wait_for};
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     struct Machine {
         folder: tempfile::TempDir,
@@ -212,8 +214,7 @@ mod tests {
     }
 
     async fn next(hints: &mut broadcast::Receiver<Hint>) -> Hint {
-        let patience = Duration::from_secs(20);
-        tokio::time::timeout(patience, hints.recv()).await.expect("a hint in time").expect("open")
+        tokio::time::timeout(PATIENCE, hints.recv()).await.expect("a hint in time").expect("open")
     }
 
     #[tokio::test]
@@ -225,6 +226,8 @@ mod tests {
         let ((first, crashing), (second, crashing_later)) = (machine.attach(), machine.attach());
         let (living, _lives) = machine.attach();
         watcher.watch_peers(&[never_attached, orderly, first, second, living]);
+        let open = || matches!(watcher.peers.lock().expect("no panic")[&orderly], Peer::Alive(_));
+        wait_for("the peer to be looked at", PATIENCE, async || open().then_some(())).await;
         drop(ending);
         crash(crashing);
         assert_eq!(next(&mut hints).await, Hint::Crashed(first));

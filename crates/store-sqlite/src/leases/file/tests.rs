@@ -151,6 +151,20 @@ async fn a_writer_that_does_not_let_go_makes_it_unavailable_for_a_while() {
 }
 
 #[tokio::test]
+async fn nobody_writes_between_a_look_and_the_write_that_follows() {
+    let desk = Desk::new();
+    let leases = desk.open();
+    let shell = Connection::open(desk.path()).expect("opened");
+    shell.busy_timeout(Duration::ZERO).expect("impatient");
+    let looked = leases.verbs().write("looking", move |conn, now| {
+        super::super::list(conn, "", now)?;
+        Ok(shell.execute("DELETE FROM leases", []))
+    });
+    let kept_out = looked.await.expect("looked").expect_err("it has to wait");
+    assert_eq!(kept_out.sqlite_error_code(), Some(ErrorCode::DatabaseBusy));
+}
+
+#[tokio::test]
 async fn nobody_else_may_read_the_files() {
     let desk = Desk::new();
     let leases = desk.open();
