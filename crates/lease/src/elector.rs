@@ -144,7 +144,13 @@ pub struct Candidacy {
 impl Candidacy {
     /// The next scope that was won. `None` when the elector has stopped.
     pub async fn elected(&mut self) -> Option<Tenure> {
-        self.elected.recv().await
+        loop {
+            let tenure = self.elected.recv().await?;
+            // It may have been asked back or lost while it waited here. Dropping it gives it back.
+            if tenure.take_up() {
+                return Some(tenure);
+            }
+        }
     }
 
     /// Asks back what is held, and returns when all of it has been given back or lost.
@@ -250,7 +256,7 @@ type Call = Pin<Box<dyn Future<Output = Happening> + Send>>;
 /// What wakes the elector.
 enum Happening {
     Event(Event),
-    Tied(Result<Option<Box<dyn Lifeline>>, LeaseError>),
+    Tied(Result<Option<Box<dyn Lifeline>>, Failure>),
     TieAgain,
 }
 
@@ -503,11 +509,13 @@ impl Office {
         }
         self.lifeline = Tie::Tying;
         let (leases, session) = (Arc::clone(&self.parts.leases), self.rules.holder.session);
-        self.calls.push(Box::pin(async move { Happening::Tied(leases.attach(session).await) }));
+        let work = async move { leases.attach(session).await };
+        let budget = self.rules.call_budget();
+        self.calls.push(Box::pin(async move { Happening::Tied(bounded(budget, work).await) }));
     }
 
-    fn tied(&mut self, outcome: Result<Option<Box<dyn Lifeline>>, LeaseError>) {
-        let again = match outcome {
+    fn tied(&mut self, outcome: Result<Option<Box<dyn Lifeline>>, Failure>) {
+        let failure = match outcome {
             Ok(Some(lifeline)) => {
                 match lifeline.working() {
                     Ok(()) => tracing::debug!("crash hints are on"),
@@ -523,9 +531,9 @@ impl Office {
                 self.lifeline = Tie::Never;
                 return;
             }
-            Err(error) => error,
+            Err(failure) => failure,
         };
-        tracing::warn!(error = Failure::from(again).text(), "no tie to the lease store; trying again");
+        tracing::warn!(error = failure.text(), "no tie to the lease store; trying again");
         self.lifeline = Tie::Absent;
         self.calls.push(Box::pin(async {
             tokio::time::sleep(TIE_AGAIN_AFTER).await;

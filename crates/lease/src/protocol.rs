@@ -350,6 +350,8 @@ struct Share {
     /// Has sat among the members once.
     seated: bool,
     withdrawn: bool,
+    /// This member has less than its share, and looks out for what others give back.
+    short: bool,
     /// Since when this member has seemed to hold more than its share.
     surplus_since: Option<BootTime>,
     dirty: bool,
@@ -518,6 +520,7 @@ impl Protocol {
             list_leases: true,
             seated: false,
             withdrawn: false,
+            short: false,
             surplus_since: None,
             dirty: true,
             plan_at: None,
@@ -1051,7 +1054,9 @@ impl Protocol {
             let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
             let unwanted = match &seat.state {
                 State::Draining { held, resigned: true, .. } => Some(held),
-                State::Installing { held, retry_at: Some(_) } | State::Confirming(held) if withdrawn => Some(held),
+                State::Installing { held, retry_at: Some(_) } | State::Confirming(held) if withdrawn => {
+                    Some(held)
+                }
                 State::Leading(held) if withdrawn && seat.kind == Kind::Member => Some(held),
                 State::Following
                 | State::Acquiring { .. }
@@ -1174,7 +1179,7 @@ impl Protocol {
             share.list_in_flight = true;
             share.list_at = None;
             // Asked for until it is answered: the looks that it stands for are not repeated.
-            share.list_leases |= many;
+            share.list_leases |= many || share.short;
             let leases_under = share.list_leases.then(|| share.common_prefix.clone());
             if leases_under.is_some() {
                 looks.iter().for_each(|scope| self.seats.get_mut(scope).expect("just seen").look.at = None);
@@ -1204,6 +1209,8 @@ impl Protocol {
         };
         let plan = share::plan(self.rules.holder.session, &share.members, &share.preferred, standing);
         let leaving = share.preferred.iter().any(|scope| standing(scope) == Standing::Leaving);
+        let mine = share.preferred.iter().filter(|scope| standing(scope) == Standing::Mine).count();
+        share.short = mine < share.preferred.len() / share.members.len();
         let hand_over = share.once_settled(plan.hand_over, leaving, now.boot, self.rules.settling());
         let note = share.campaign.note.clone();
         for scope in plan.take {

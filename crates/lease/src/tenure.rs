@@ -49,9 +49,17 @@ struct Inner {
     last_renewal_succeeded: AtomicBool,
     lost: CancellationToken,
     why: OnceLock<LossReason>,
+    /// Set once: by the worker that takes the term up, or by the elector that takes it back before.
+    offer: OnceLock<Offer>,
     asked_back: CancellationToken,
     resigned: CancellationToken,
     settled: CancellationToken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Offer {
+    TakenUp,
+    TakenBack,
 }
 
 /// «I lead» and «my last renewal succeeded» are two facts; this shows both.
@@ -76,6 +84,7 @@ impl Tenure {
             last_renewal_succeeded: AtomicBool::new(true),
             lost: CancellationToken::new(),
             why: OnceLock::new(),
+            offer: OnceLock::new(),
             asked_back: CancellationToken::new(),
             resigned: resigned.clone(),
             settled: CancellationToken::new(),
@@ -84,14 +93,22 @@ impl Tenure {
         (Self { inner, _resigns: Arc::new(ResignOnDrop(resigned)) }, reins)
     }
 
+    /// True if work may begin under it: it has neither been taken back nor lost while nobody was listening.
+    pub(crate) fn take_up(&self) -> bool {
+        self.inner.offer.set(Offer::TakenUp).is_ok() && !self.inner.lost.is_cancelled()
+    }
+
+    /// What this term is for.
     pub fn scope(&self) -> &Scope {
         &self.inner.record.scope
     }
 
+    /// The number that fences it.
     pub fn epoch(&self) -> Epoch {
         self.inner.record.epoch
     }
 
+    /// Its own name, which no other holding of the scope ever has.
     pub fn term(&self) -> Term {
         self.inner.record.term
     }
@@ -153,6 +170,7 @@ impl Tenure {
         self.inner.settled.cancelled().await;
     }
 
+    /// Whether it leads, and whether its latest renewal has succeeded.
     pub fn renewal_status(&self) -> RenewalStatus {
         self.inner.renewal_status()
     }
@@ -218,8 +236,12 @@ impl Reins {
         self.inner.last_renewal_succeeded.store(false, Ordering::Relaxed);
     }
 
+    /// A term that nobody has taken up yet is resigned on the spot: its work must not begin any more.
     pub(crate) fn ask_back(&self) {
         self.inner.asked_back.cancel();
+        if self.inner.offer.set(Offer::TakenBack).is_ok() {
+            self.inner.resigned.cancel();
+        }
     }
 
     /// Returns when the holder has resigned, or nothing more happens to the term.

@@ -46,7 +46,9 @@ impl Watchdog {
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { watched: Mutex::default(), changed: Condvar::new() });
         let watching = Arc::clone(&shared);
-        let work = move || watch(&watching, &*clock, margin, on_trip);
+        // Read here, because the thread may begin after the first term has.
+        let suspended = clock.suspended();
+        let work = move || watch(&watching, &*clock, suspended, margin, on_trip);
         std::thread::Builder::new().name("tenure-watchdog".into()).spawn(work)?;
         Ok(Self { shared })
     }
@@ -64,12 +66,18 @@ impl Drop for Watchdog {
     }
 }
 
-fn watch(shared: &Shared, clock: &dyn Clock, margin: Duration, on_trip: impl Fn(&Reins, LossReason)) {
-    let mut suspended = clock.suspended();
+fn watch(
+    shared: &Shared,
+    clock: &dyn Clock,
+    mut suspended: Duration,
+    margin: Duration,
+    on_trip: impl Fn(&Reins, LossReason),
+) {
     let mut watched = shared.lock();
     while !watched.ended {
-        let asleep = clock.suspended().saturating_sub(suspended);
-        suspended = suspended.max(clock.suspended());
+        let so_far = clock.suspended();
+        let asleep = so_far.saturating_sub(suspended);
+        suspended = suspended.max(so_far);
         let mut tripped = vec![];
         watched.reins.retain(|reins| {
             if reins.is_over() {

@@ -10,7 +10,7 @@ mod sim;
 use sim::world::{Kind, World};
 
 /// Of each kind, so that all of them take a few seconds in a debug build.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 100;
 
 fn run(kind: Kind) {
     if let Some(seed) = number("TENURE_SIM_SEED") {

@@ -27,8 +27,14 @@ impl World {
             match effect {
                 Effect::Acquire(request) => {
                     let contested = request.scope.as_member().is_none();
-                    if contested && !node.campaign.is_some_and(|id| node.listed.contains(&id)) && node.stands() {
-                        self.fail(format!("node {index} takes {} without having looked around", request.scope));
+                    if contested
+                        && !node.campaign.is_some_and(|id| node.listed.contains(&id))
+                        && node.stands()
+                    {
+                        self.fail(format!(
+                            "node {index} takes {} without having looked around",
+                            request.scope
+                        ));
                     }
                 }
                 Effect::Renew(claims) => {
@@ -40,11 +46,14 @@ impl World {
                     let forgotten = working.map(|(scope, _)| scope).find(|scope| !covered(scope));
                     let ended = |scope: &Scope| effects.iter().any(|e| ends(e, scope));
                     if let Some(scope) = forgotten.filter(|scope| !ended(scope)) {
-                        self.fail(format!("node {index} does not renew {scope}, which is being worked under"));
+                        self.fail(format!(
+                            "node {index} does not renew {scope}, which is being worked under"
+                        ));
                     }
                 }
                 Effect::Release(claim) => {
-                    if node.calls.renewing.as_ref().is_some_and(|r| r.get(&claim.scope) == Some(&claim.term)) {
+                    if node.calls.renewing.as_ref().is_some_and(|r| r.get(&claim.scope) == Some(&claim.term))
+                    {
                         self.fail(format!("node {index} releases {} during its renewal", claim.scope));
                     }
                     let worked = node.work.get(&claim.scope).is_some_and(|work| work.term == claim.term);
@@ -109,13 +118,18 @@ impl World {
             let record = self.store.find_lease(scope).now_or_never().expect("at once").expect("no failure");
             let record = record.unwrap_or_else(|| self.fail(format!("{scope} is led without a lease")));
             if record.term != work.term || record.released {
-                self.fail(format!("node {index} leads {scope} at {}, and {} has it", work.epoch, record.epoch));
+                self.fail(format!(
+                    "node {index} leads {scope} at {}, and {} has it",
+                    work.epoch, record.epoch
+                ));
             }
             let margin = self.node(index).rules.margin;
             if now + record.remaining < work.valid_until + margin {
                 let trusted = work.valid_until.saturating_since(now);
                 let left = record.remaining;
-                self.fail(format!("node {index} trusts {scope} for {trusted:?}; others see it end in {left:?}"));
+                self.fail(format!(
+                    "node {index} trusts {scope} for {trusted:?}; others see it end in {left:?}"
+                ));
             }
         }
         self.check_alone(scope);
@@ -125,8 +139,9 @@ impl World {
     pub fn check_alone(&self, scope: &Scope) {
         let now = self.clock.boottime();
         let nodes = self.nodes.iter().enumerate().filter_map(|(index, node)| Some((index, node.as_ref()?)));
-        let mut valid: Vec<(Epoch, usize, Term)> =
-            nodes.filter_map(|(index, node)| node.leads(scope, now).map(|w| (w.epoch, index, w.term))).collect();
+        let mut valid: Vec<(Epoch, usize, Term)> = nodes
+            .filter_map(|(index, node)| node.leads(scope, now).map(|w| (w.epoch, index, w.term)))
+            .collect();
         valid.sort();
         valid.pop();
         for (epoch, index, term) in valid {

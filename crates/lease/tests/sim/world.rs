@@ -100,8 +100,7 @@ impl World {
         let mut dice = Dice::new(seed);
         let clock = ManualClock::starting_at(Timestamp::from_second(1_700_000_000).expect("a time"));
         let shared: Arc<dyn Clock> = Arc::new(clock.clone());
-        let store =
-            if kind.fenced { MemoryLeases::new(shared) } else { MemoryLeases::unfenced(shared) };
+        let store = if kind.fenced { MemoryLeases::new(shared) } else { MemoryLeases::unfenced(shared) };
         let duration = Duration::from_secs(dice.one_of(&[1, 3, 15]));
         let nodes = 2 + dice.below(3);
         let twins = dice.percent(20);
@@ -179,7 +178,9 @@ impl World {
         };
         self.run_until(self.now() + within);
         let now = self.now();
-        let led = |scope: &&Scope| (0..self.nodes.len()).any(|i| self.stands(i) && self.node(i).leads(scope, now).is_some());
+        let led = |scope: &&Scope| {
+            (0..self.nodes.len()).any(|i| self.stands(i) && self.node(i).leads(scope, now).is_some())
+        };
         if let Some(orphan) = self.scopes.iter().find(|scope| !led(scope)) {
             self.fail(format!("{orphan} has no owner {within:?} after node {leaver} was told to stop"));
         }
@@ -258,7 +259,8 @@ impl World {
                 self.answered(life, &effect, event);
             }
             Item::Watchdog(life, scope, term) => {
-                let Some(()) = self.unless_frozen(life, (), |life, ()| Item::Watchdog(life, scope.clone(), term))
+                let Some(()) =
+                    self.unless_frozen(life, (), |life, ()| Item::Watchdog(life, scope.clone(), term))
                 else {
                     return;
                 };
@@ -606,9 +608,8 @@ impl World {
                 Event::Looked { scope, outcome: Ok(outcome) }
             }
             Effect::List { campaign, members_under, leases_under } => {
-                let list = |under: &str| {
-                    store.list_leases(under).now_or_never().expect(AT_ONCE).expect(NO_FAILURE)
-                };
+                let list =
+                    |under: &str| store.list_leases(under).now_or_never().expect(AT_ONCE).expect(NO_FAILURE);
                 let (members, leases) = (list(&members_under), leases_under.map(|under| list(&under)));
                 Event::Listed { campaign, outcome: Ok(Listing { members, leases }) }
             }
@@ -845,7 +846,9 @@ fn brief(effects: &[Effect]) -> Vec<String> {
         Effect::Renew(claims) => format!("renew {}", claims.len()),
         Effect::Release(claim) => format!("release {}", claim.scope),
         Effect::Elect { record, .. } => format!("elect {}", record.scope),
-        Effect::List { leases_under, .. } => format!("list{}", if leases_under.is_some() { " all" } else { "" }),
+        Effect::List { leases_under, .. } => {
+            format!("list{}", if leases_under.is_some() { " all" } else { "" })
+        }
         Effect::WatchPeers(peers) => format!("watch {} peers", peers.len()),
         other => format!("{other:?}"),
     };
