@@ -35,9 +35,12 @@ pub struct ElectorParts {
     pub metrics: LeaseMetrics,
 }
 
+/// How an elector behaves. [`ElectorConfig::new`] has the defaults, and the README their arithmetic.
 #[derive(Clone, Debug)]
 pub struct ElectorConfig {
+    /// Who this process is in the lease records.
     pub holder: Holder,
+    /// How long a lease lasts without a renewal: the price of a crash that nobody tells.
     pub duration: Duration,
     /// Between the holder's own deadline and the expiry that others see: room for clock rates that
     /// differ and for a write that was started just before the deadline.
@@ -47,6 +50,7 @@ pub struct ElectorConfig {
     /// Take over from a process that is seen to die, before its lease runs out. Right where every effect in
     /// the scope is fenced.
     pub crash_hints: bool,
+    /// What losing a term does to the process.
     pub on_loss: LossPolicy,
 }
 
@@ -98,6 +102,7 @@ impl ElectorConfig {
     }
 }
 
+/// Why an elector cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ElectorError {
     #[error(
@@ -114,7 +119,53 @@ pub enum ElectorError {
 }
 
 /// Stands for scopes, renews what it holds, gives it back in order. Dropping it stops all that at once, and what
-/// is held runs out by itself; [`Elector::stop`] is the orderly way.
+/// is held runs out by itself; [`Elector::stop`] is the orderly way. One per process and
+/// [`Session`](crate::Session): a lease of its own session that an elector does not work under is one left behind to it.
+///
+/// Many scopes, shared between members; each of them gets its half:
+///
+/// ```
+/// use std::collections::BTreeMap;
+/// # use std::sync::Arc;
+/// # use std::time::Duration;
+/// # use tenure_clock::{Clock, Entropy, SystemClock};
+/// # use tenure_lease::{Campaign, Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, MemoryLeases};
+/// # use tenure_lease::{Scope, Session, Tenure};
+/// # fn start(store: &Arc<MemoryLeases>, name: &str) -> Elector {
+/// #     let (clock, entropy) = (Arc::new(SystemClock), Entropy::from_os());
+/// #     let session = Session(entropy.uuid(clock.now()));
+/// #     let holder = Holder { name: name.into(), instance: name.into(), session, address: None };
+/// #     let (leases, fences, metrics) = (store.clone() as _, store.clone() as _, LeaseMetrics::default());
+/// #     let parts = ElectorParts { leases, fences, clock, entropy, metrics };
+/// #     Elector::start(parts, ElectorConfig::new(holder, Duration::from_secs(15))).unwrap()
+/// # }
+/// # #[tokio::main]
+/// # async fn main() {
+/// # let store = Arc::new(MemoryLeases::new(Arc::new(SystemClock)));
+/// let scopes: Vec<Scope> = (0..8).map(|shard| Scope::new(format!("scheduler/shard-{shard:02}"))).collect();
+/// let campaign =
+///     Campaign { component: "scheduler".into(), scopes, note: String::new(), sole_instance: false };
+/// let (alice, bob) = (start(&store, "alice"), start(&store, "bob")); // two processes, really
+/// let (mut hers, mut his) = (alice.campaign(campaign.clone()), bob.campaign(campaign));
+///
+/// let mut held: BTreeMap<Scope, (&str, Tenure)> = BTreeMap::new();
+/// let even = |held: &BTreeMap<Scope, (&str, Tenure)>| {
+///     held.len() == 8 && held.values().filter(|(who, _)| *who == "alice").count() == 4
+/// };
+/// while !even(&held) {
+///     let (who, tenure) = tokio::select! {
+///         tenure = hers.elected() => ("alice", tenure.unwrap()),
+///         tenure = his.elected() => ("bob", tenure.unwrap()),
+///         // Whoever has too many is asked for one; dropping it gives it back.
+///         () = tokio::time::sleep(Duration::from_millis(5)) => {
+///             held.retain(|_, (_, tenure)| !tenure.asked_back().is_cancelled());
+///             continue;
+///         }
+///     };
+///     held.insert(tenure.scope().clone(), (who, tenure));
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Elector {
     commands: mpsc::UnboundedSender<Command>,
@@ -171,6 +222,7 @@ impl Drop for Candidacy {
 }
 
 impl Elector {
+    /// Starts the elector's task and its watchdog. Needs a tokio runtime.
     pub fn start(parts: ElectorParts, config: ElectorConfig) -> Result<Self, ElectorError> {
         let rules = config.rules(&*parts.leases)?;
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -224,6 +276,7 @@ impl Elector {
         lines.values().filter(|line| !line.status.is_member_seat).map(|line| line.status.clone()).collect()
     }
 
+    /// Where one scope stands, if this elector stands for it.
     pub fn scope_status(&self, scope: &Scope) -> Option<ScopeStatus> {
         self.metrics.board().lines().get(scope).map(|line| line.status.clone())
     }
@@ -255,7 +308,7 @@ type Call = Pin<Box<dyn Future<Output = Happening> + Send>>;
 
 /// What wakes the elector.
 enum Happening {
-    Event(Event),
+    Event(Box<Event>),
     Tied(Result<Option<Box<dyn Lifeline>>, Failure>),
     TieAgain,
 }
@@ -298,7 +351,7 @@ impl Office {
                 // Answers first: an answer may be what keeps a deadline from passing.
                 biased;
                 Some(happening) = self.calls.next() => match happening {
-                    Happening::Event(event) => event,
+                    Happening::Event(event) => *event,
                     Happening::Tied(outcome) => { self.tied(outcome); continue }
                     Happening::TieAgain => { self.tie(); continue }
                 },
@@ -462,7 +515,7 @@ impl Office {
     }
 
     fn call(&mut self, work: impl Future<Output = Event> + Send + 'static) {
-        self.calls.push(Box::pin(async move { Happening::Event(work.await) }));
+        self.calls.push(Box::pin(async move { Happening::Event(Box::new(work.await)) }));
     }
 
     fn elect(&mut self, campaign: CampaignId, record: LeaseRecord, valid_until: BootTime) {

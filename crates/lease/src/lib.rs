@@ -1,19 +1,4 @@
-//! Leases: time-bounded permission for one holder to act in a scope, with an epoch that fences.
-//!
-//! A lease is permission to *try*; the fence is safety. Whoever holds a lease gets an epoch, minted
-//! in the database that holds the state, and every privileged write carries it. A holder that has
-//! been paused for an hour can still believe that it leads; its writes are refused all the same.
-//!
-//! What this crate promises: an [`EpochGuard`] exists only while the holder's own deadline (counted
-//! from when the renewal was *sent*, on a clock that counts suspend) has not passed; a term once lost
-//! never comes back; a late release cannot blank a successor. What it does not promise: that no two
-//! processes ever *believe* to lead. That is what the epoch is for.
-//!
-//! Authority cannot be made up. Code without a [`Tenure`] has no way to a guard:
-//!
-//! ```compile_fail
-//! let guard = tenure_lease::EpochGuard { scope: todo!(), epoch: todo!(), term: todo!(), _alive: todo!() };
-//! ```
+#![doc = include_str!("../README.md")]
 
 mod elector;
 mod memory;

@@ -15,6 +15,42 @@ use crate::store::LossReason;
 use crate::{Epoch, LeaseRecord, Scope, Term};
 
 /// One term of one scope, held by this process. Cloning shares it; dropping the last clone resigns.
+///
+/// A worker's loop asks for a guard before every privileged write, stops when it is asked back, and is dropped where it
+/// stands when the term is lost:
+///
+/// ```
+/// # use tenure_lease::{EpochGuard, NotLeading, Tenure};
+/// # async fn write(_: &EpochGuard<'_>) {}
+/// async fn work(tenure: Tenure) -> Result<(), NotLeading> {
+///     let passes = async {
+///         while !tenure.asked_back().is_cancelled() {
+///             let guard = tenure.guard()?;
+///             write(&guard).await; // the store compares the epoch inside its transaction
+///         }
+///         Ok(())
+///     };
+///     tenure.while_leading(passes).await??;
+///     tenure.resign().await; // the work has stopped; the successor acts within milliseconds
+///     Ok(())
+/// }
+/// ```
+///
+/// Only the elector makes one:
+///
+/// ```compile_fail,E0624
+/// # use std::sync::Arc;
+/// # use tenure_clock::{BootTime, SystemClock};
+/// fn forge(record: tenure_lease::LeaseRecord, until: BootTime) -> tenure_lease::Tenure {
+///     tenure_lease::Tenure::begin(record, until, Arc::new(SystemClock)).0
+/// }
+/// ```
+///
+/// ```compile_fail,E0451
+/// fn forge() -> tenure_lease::Tenure {
+///     tenure_lease::Tenure { inner: unreachable!(), _resigns: unreachable!() }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Tenure {
     inner: Arc<Inner>,
@@ -65,9 +101,13 @@ enum Offer {
 /// «I lead» and «my last renewal succeeded» are two facts; this shows both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenewalStatus {
+    /// Privileged work may start.
     pub leading: bool,
+    /// If not, and it leads, its deadline is coming closer.
     pub last_renewal_succeeded: bool,
+    /// When the latest successful renewal was answered, or the term began.
     pub renewed_at: Timestamp,
+    /// Until the deadline.
     pub valid_for: Duration,
 }
 
@@ -276,6 +316,34 @@ fn nanos(at: BootTime) -> u64 {
 }
 
 /// Proof that a live term stands behind a privileged write. Only a [`Tenure`] makes one.
+///
+/// It cannot be made up:
+///
+/// ```compile_fail,E0451
+/// # use tenure_lease::{Epoch, EpochGuard, Scope, Term};
+/// fn forge(scope: &Scope, term: Term) -> EpochGuard<'_> {
+///     EpochGuard { scope, epoch: Epoch(7), term, _alive: std::marker::PhantomData }
+/// }
+/// ```
+///
+/// nor copied, to be used when the original would no longer be given out:
+///
+/// ```compile_fail,E0599
+/// fn copy<'a>(guard: tenure_lease::EpochGuard<'a>) -> (tenure_lease::EpochGuard<'a>, tenure_lease::EpochGuard<'a>) {
+///     (guard.clone(), guard)
+/// }
+/// ```
+///
+/// nor kept beyond its tenure:
+///
+/// ```compile_fail,E0505
+/// fn keep(tenure: tenure_lease::Tenure) -> Result<(), tenure_lease::NotLeading> {
+///     let guard = tenure.guard()?;
+///     drop(tenure);
+///     println!("{}", guard.epoch());
+///     Ok(())
+/// }
+/// ```
 #[derive(Debug)]
 pub struct EpochGuard<'a> {
     scope: &'a Scope,
@@ -285,19 +353,23 @@ pub struct EpochGuard<'a> {
 }
 
 impl EpochGuard<'_> {
+    /// What may be acted in.
     pub fn scope(&self) -> &Scope {
         self.scope
     }
 
+    /// What the write must carry, for the fence to compare.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
+    /// Compared as well: an epoch that was lost with a database's latest writes may be minted again.
     pub fn term(&self) -> Term {
         self.term
     }
 }
 
+/// The term was lost, given back, or has passed its deadline: nothing privileged may start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no longer leading {scope}: the term at {epoch} was lost or has run out")]
 pub struct NotLeading {
