@@ -71,7 +71,7 @@ struct Template {
 
 #[derive(Debug)]
 enum Item {
-    Deliver(Life, Event),
+    Deliver(Life, Box<Event>),
     Reach(u64),
     Answer(u64),
     OutOfBudget(u64),
@@ -230,7 +230,7 @@ impl World {
         match item {
             Item::Deliver(life, event) => {
                 if let Some(event) = self.unless_frozen(life, event, Item::Deliver) {
-                    self.step(life, event);
+                    self.step(life, *event);
                 }
             }
             Item::Wake(life, wakes) => {
@@ -270,7 +270,7 @@ impl World {
                     self.put(valid_until, Item::Watchdog(life, scope, term));
                 } else if same {
                     self.nodes[life.node].as_mut().expect("alive").work.remove(&scope);
-                    self.put(self.now(), Item::Deliver(life, Event::Tripped { scope, term }));
+                    self.put(self.now(), Item::Deliver(life, Box::new(Event::Tripped { scope, term })));
                 }
             }
             Item::Fenced(life, scope, term) => {
@@ -359,7 +359,7 @@ impl World {
             sole_instance: self.template.sole_instance,
         };
         let life = node.life;
-        self.put(self.now(), Item::Deliver(life, Event::Stand(id, campaign)));
+        self.put(self.now(), Item::Deliver(life, Box::new(Event::Stand(id, campaign))));
     }
 
     fn withdraw(&mut self, index: usize) {
@@ -503,7 +503,7 @@ impl World {
         let Some(work) = self.living(life).and_then(|node| node.work.get(scope)) else { return };
         let event = Event::Resign { scope: scope.clone(), term: work.term };
         let at = if self.is_calm() { at } else { at.min(self.calm_at) };
-        self.put(at, Item::Deliver(life, event));
+        self.put(at, Item::Deliver(life, Box::new(event)));
     }
 
     // ── The way to the store and back ───────────────────────────────────────────────────────────────────
@@ -667,7 +667,7 @@ impl World {
         let copies = if self.dice.percent(5) { 2 } else { 1 };
         for _ in 0..copies {
             let at = self.now() + self.way();
-            self.put(at, Item::Deliver(life, Event::Hint(hint.clone())));
+            self.put(at, Item::Deliver(life, Box::new(Event::Hint(hint.clone()))));
         }
     }
 
@@ -712,7 +712,10 @@ impl World {
                 let life = node.life;
                 if let Some(work) = node.work.remove(&scope) {
                     self.note(|| format!("node {index} is tripped in {scope}"));
-                    self.put(self.now(), Item::Deliver(life, Event::Tripped { scope, term: work.term }));
+                    self.put(
+                        self.now(),
+                        Item::Deliver(life, Box::new(Event::Tripped { scope, term: work.term })),
+                    );
                 }
             }
             // Hints that say nothing new, or nothing true that matters.
@@ -757,7 +760,7 @@ impl World {
             let again = self.store.attach(session).now_or_never().expect("at once").expect("no failure");
             drop(tied);
             self.nodes[index].as_mut().expect("alive").lifeline = again;
-            self.put(self.now(), Item::Deliver(life, Event::Cut));
+            self.put(self.now(), Item::Deliver(life, Box::new(Event::Cut)));
         }
     }
 
