@@ -190,7 +190,7 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
         note: args.note.clone(),
         sole_instance: false,
     });
-    let mut stand = Stand { args, program, candidacy, signals, voice: Voice::new() };
+    let mut stand = Stand { args, program, candidacy: Some(candidacy), signals, voice: Voice::new() };
     let exit = stand.stand(&elector).await;
     // What was won but never worked under goes back too, and so does the place among the members.
     drop(stand);
@@ -298,7 +298,8 @@ enum Outcome {
 struct Stand<'a> {
     args: &'a ElectArgs,
     program: Program,
-    candidacy: Candidacy,
+    /// Withdrawn as soon as there is no use for another term.
+    candidacy: Option<Candidacy>,
     signals: Signals,
     voice: Voice,
 }
@@ -330,13 +331,14 @@ impl Stand<'_> {
     /// The term, or the signal that ended the wait.
     async fn wait(&mut self, elector: &Elector) -> Result<Option<Tenure>, Signal> {
         let scope = &self.args.scope;
+        let Some(candidacy) = &mut self.candidacy else { return Ok(None) };
         let mut rhythm = tokio::time::interval(LOOK_EVERY);
         rhythm.tick().await; // most are elected before there is anything to say
         let elected = loop {
             tokio::select! {
                 biased;
                 signal = ending(&mut self.signals) => break Err(signal),
-                tenure = self.candidacy.elected() => break Ok(tenure),
+                tenure = candidacy.elected() => break Ok(tenure),
                 _ = rhythm.tick() => self.voice.waiting(scope.as_str(), elector.scope_status(scope).as_ref()),
             }
         };
@@ -348,8 +350,8 @@ impl Stand<'_> {
     async fn lead(&mut self, tenure: &Tenure) -> Result<Outcome, Failure> {
         let (scope, epoch) = (tenure.scope(), tenure.epoch());
         let name = self.program.words[0].display();
-        self.voice
-            .say(&format!("leading {scope} at {epoch} ({}); starting {name}", tenure.record().succession));
+        let how = voice::how(tenure.record().succession);
+        self.voice.say(&format!("leading {scope} at {epoch} ({how}); starting {name}"));
         let environment = [
             ("TENURE_SCOPE", scope.to_string()),
             ("TENURE_EPOCH", epoch.0.to_string()),
@@ -369,6 +371,9 @@ impl Stand<'_> {
                 () = tenure.lost().cancelled(), if !killed => {
                     ward.kill();
                     killed = true;
+                    if self.args.on_loss == OnLoss::Exit {
+                        self.candidacy = None; // a term that nobody works under would only keep others waiting
+                    }
                 }
                 news = ward.next() => match news {
                     News::Stopped => stop_job(),

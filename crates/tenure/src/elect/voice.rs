@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use tenure_lease::{LeaseRecord, ScopeStatus, Term};
+use tenure_lease::{LeaseRecord, ScopeStatus, Succession, Term};
 
 pub struct Voice {
     spinner: Option<ProgressBar>,
@@ -72,6 +72,17 @@ fn spinner() -> ProgressBar {
     spinner.set_style(style);
     spinner.enable_steady_tick(Duration::from_millis(100));
     spinner
+}
+
+/// How it came about that the lease could be had.
+pub fn how(succession: Succession) -> &'static str {
+    match succession {
+        Succession::First => "nobody had it before",
+        Succession::Released => "it was given back",
+        Succession::Expired => "it had run out",
+        Succession::Crashed => "its holder had died",
+        Succession::Stalled => "its holder had long stopped renewing it",
+    }
 }
 
 pub fn held_by(scope: &str, record: &LeaseRecord) -> String {
