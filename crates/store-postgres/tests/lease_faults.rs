@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::wire::{Cut, Wire};
 use common::{SOON, claim, client, granted, leases, parked, request, term};
+use futures::future::BoxFuture;
 use tenure_lease::{
     AcquireOutcome, Epoch, FenceStore, LeaseError, LeaseRecord, LeaseStore, ReleaseOutcome, RenewOutcome,
     Scope, Succession, Takeover,
@@ -121,6 +122,38 @@ async fn a_fence_whose_answer_is_lost_is_installed_once() {
         assert_ambiguous(office.leases.install_fence(&scope(), term, Epoch(6)).await);
         assert_eq!(office.leases.install_fence(&scope(), term, Epoch(6)).await.unwrap(), Epoch(7), "{cut:?}");
     }
+}
+
+#[tokio::test]
+async fn a_verb_costs_one_round_trip_and_a_loss_one_more() {
+    let office = Office::over(Cut::Never).await;
+    let (wire, leases) = (&office.wire, &office.leases);
+    let mut hints = leases.watch();
+    // The listener has said all it says for a while.
+    tokio::time::timeout(SOON, hints.recv()).await.expect("it listens").unwrap();
+    let one_more = async |what: &str, cost: usize, verb: BoxFuture<'_, bool>| {
+        let before = wire.round_trips();
+        assert!(verb.await, "{what}");
+        assert_eq!(wire.round_trips() - before, cost, "{what}");
+    };
+    let first = request(&scope(), Takeover::IfFree);
+    one_more("acquire", 1, Box::pin(async { leases.acquire(&first).await.is_ok() })).await;
+    let held = leases.find_lease(&scope()).await.unwrap().expect("held");
+    let heir = request(&scope(), Takeover::OfDead(held.term));
+    one_more("a takeover", 1, Box::pin(async { leases.acquire(&heir).await.is_ok() })).await;
+    one_more("a refusal", 1, Box::pin(async { leases.acquire(&first).await.is_ok() })).await;
+    let record = leases.find_lease(&scope()).await.unwrap().expect("held");
+    let (ours, lost) = (claim(&record), claim(&held));
+    let both = [ours.clone(), lost];
+    one_more("renew", 1, Box::pin(async { leases.renew(&both[..1]).await.is_ok() })).await;
+    leases.renew(&both).await.expect("prepared"); // the second look is rare, and not prepared before
+    one_more("a loss", 2, Box::pin(async { leases.renew(&both).await.is_ok() })).await;
+    one_more("release", 1, Box::pin(async { leases.release(&ours).await.is_ok() })).await;
+    let (scope, term) = (scope(), term());
+    leases.install_fence(&scope, term, Epoch(0)).await.expect("prepared");
+    let install = leases.install_fence(&scope, term, Epoch(0));
+    one_more("install_fence", 1, Box::pin(async { install.await.is_ok() })).await;
+    one_more("find", 1, Box::pin(async { leases.find_lease(&scope).await.is_ok() })).await;
 }
 
 async fn end_sessions(observer: &Client, which: &str) -> usize {

@@ -12,7 +12,7 @@ use common::wire::{Cut, Wire};
 use common::{SOON, client, leases, session};
 use tenure_lease::{Hint, LeaseStore, Lifeline, Session};
 use tenure_store_postgres::PostgresLeases;
-use tenure_testkit::{PgBouncer, Postgres, TestDatabase, wait_for};
+use tenure_testkit::{PgBouncer, Postgres, Settings, TestDatabase, wait_for};
 use tokio::sync::broadcast::Receiver;
 use tokio_postgres::Client;
 
@@ -79,12 +79,20 @@ async fn holder(observer: &Client, session: Session) -> Option<i32> {
 /// Who waits for the lock of this session, and since when.
 async fn waits_for(observer: &Client, session: Session) -> Option<(i32, jiff::Timestamp)> {
     let sql = "SELECT l.pid, a.xact_start FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-        WHERE l.locktype = 'advisory' AND NOT l.granted AND (l.classid::bigint << 32) | l.objid::bigint = $1";
-    observer
-        .query_opt(sql, &[&key(session)])
-        .await
-        .expect("one waits, not two")
-        .map(|row| (row.get(0), row.get(1)))
+        WHERE l.locktype = 'advisory' AND NOT l.granted AND a.xact_start IS NOT NULL
+            AND (l.classid::bigint << 32) | l.objid::bigint = $1
+        ORDER BY l.pid LIMIT 1";
+    let waiting = observer.query_opt(sql, &[&key(session)]).await.expect("answered");
+    waiting.map(|row| (row.get(0), row.get(1)))
+}
+
+/// Held and waited for, in this database.
+async fn locks(observer: &Client) -> (i64, i64) {
+    let sql = "SELECT count(*) FILTER (WHERE granted), count(*) FILTER (WHERE NOT granted) FROM pg_locks
+        WHERE locktype = 'advisory'
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    let row = observer.query_one(sql, &[]).await.expect("answered");
+    (row.get(0), row.get(1))
 }
 
 async fn watched(observer: &Client, session: Session) -> (i32, jiff::Timestamp) {
@@ -164,10 +172,13 @@ async fn two_neighbours_in_a_ring_of_four_are_both_told() {
     ring.sort_by_key(|process| process.session);
     let sessions: Vec<Session> = ring.iter().map(|process| process.session).collect();
     ring.iter().for_each(|process| process.line.watch_peers(&sessions));
-    // Each is waited for by one.
     for session in &sessions {
         watched(&observer, *session).await;
     }
+    wait_for("each to be waited for by one", SOON, || async {
+        (locks(&observer).await == (4, 4)).then_some(())
+    })
+    .await;
     let dead: BTreeSet<Session> = [sessions[1], sessions[2]].into();
     for session in &dead {
         crash(&observer, *session).await;
@@ -234,6 +245,42 @@ async fn a_watcher_whose_connection_ends_goes_on_watching() {
 }
 
 #[tokio::test]
+async fn a_restart_of_the_server_is_nobodys_death() {
+    let server = Postgres::own(Settings::default());
+    let mut processes = vec![Process::start(&server.url()).await, Process::start(&server.url()).await];
+    let sessions: Vec<Session> = processes.iter().map(|process| process.session).collect();
+    processes.iter().for_each(|process| process.line.watch_peers(&sessions));
+    let observer = client(&server.url()).await;
+    watched(&observer, sessions[0]).await;
+    watched(&observer, sessions[1]).await;
+    server.restart_immediately();
+    for process in &processes {
+        tokio::time::timeout(SOON, process.line.cut().cancelled()).await.expect("cut");
+    }
+    // The watchers are back long before anybody is attached again.
+    let observer = client(&server.url()).await;
+    let watching =
+        "SELECT count(*) = 2 FROM pg_stat_activity WHERE query LIKE '%pg_locks%' AND pid <> pg_backend_pid()";
+    wait_for("both watchers", SOON, || async {
+        observer.query_one(watching, &[]).await.unwrap().get::<_, bool>(0).then_some(())
+    })
+    .await;
+    for process in &mut processes {
+        let again = async { process.store.attach(process.session).await.ok().flatten() };
+        let line = tokio::time::timeout(SOON, again).await.expect("in time").expect("attached again");
+        line.watch_peers(&sessions);
+        process.line = line;
+    }
+    watched(&observer, sessions[0]).await;
+    watched(&observer, sessions[1]).await;
+    for process in &mut processes {
+        while let Ok(hint) = process.hints.try_recv() {
+            assert!(!matches!(hint, Hint::Crashed(_)), "{hint:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn dropping_a_lifeline_closes_both_connections() {
     let (database, observer) = database().await;
     let (one, other) = (Process::start(&database.url).await, Process::start(&database.url).await);
@@ -282,8 +329,7 @@ async fn a_pooler_that_shares_sessions_is_found_out_and_named() {
         line.watch_peers(&[common::session()]);
         assert!(!line.cut().is_cancelled(), "nobody waits for it");
         assert_eq!(holder(&observer, session).await, None, "no lock is left in a shared session");
-        let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
-        assert_eq!(observer.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(locks(&observer).await, (0, 0));
     }
 }
 

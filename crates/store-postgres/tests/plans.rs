@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{SOON, change, client, load, new_run, now, owner, pass, register, store, trigger, user};
+use tenure_lease::LeaseStore;
 use tenure_model::{NewRun, RunState, ShardId, TaskState, TenantId, TiKey};
 use tenure_store::{
     AuditQuery, ClearRequest, ClearSelection, IntentStore, NewRunOutcome, Paging, Pass, RunChange, RunQuery,
@@ -60,6 +61,35 @@ async fn scheduling_reads_no_table_from_end_to_end() {
     drop((standing, ours));
     alone(&observer).await;
     assert_eq!(scans(&observer).await, before);
+}
+
+#[tokio::test]
+async fn a_listing_of_leases_reads_what_it_lists_and_no_more() {
+    let database = Postgres::shared().database().await;
+    let observer = client(&database.url).await;
+    drop(common::leases(&database.url).await);
+    let many = "INSERT INTO leases (scope, holder_name, holder_instance, term, epoch, duration_ms, acquired_at,
+            renewed_at, expires_at, released, resource_version, transitions, note)
+        SELECT 'shard/' || n % 100 || '/' || n, '', '', gen_random_uuid(), 1, 1, now(), now(), now(), true, 1, 0, ''
+        FROM generate_series(1, 5000) n; ANALYZE";
+    client(&database.url).await.batch_execute(many).await.unwrap();
+    alone(&observer).await;
+    let read = "SELECT idx_tup_read, (SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'leases')
+        FROM pg_stat_user_indexes WHERE indexrelname = 'leases_pkey'";
+    let counters = async || {
+        observer.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
+        let row = observer.query_one(read, &[]).await.unwrap();
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
+    let before = counters().await;
+    let ours = common::leases(&database.url).await;
+    for _ in 0..10 {
+        assert_eq!(ours.list_leases("shard/7/").await.unwrap().len(), 50);
+    }
+    drop(ours);
+    alone(&observer).await;
+    let after = counters().await;
+    assert_eq!((after.0 - before.0, after.1), (500, before.1));
 }
 
 /// Sessions hand in their counters when they end.

@@ -3,7 +3,9 @@
 //!
 //! Every process waits for the lock of one peer only, the next in the ring of sessions, and tells everybody when
 //! it gets it: N processes cost N waits. A peer is waited for once its lock has been *seen* held, so whoever has
-//! no lifeline (yet, or because of a pooler) is not taken for dead.
+//! no lifeline (yet, or because of a pooler) is not taken for dead, and a restart of the server, which ends every
+//! session, is nobody's death. A lifeline that is dropped in order looks the same as a crash: its holder has given
+//! its leases back before, so there is nothing for a successor to take.
 //!
 //! The wait is cut into slices. A statement that waits for hours would keep a snapshot for as long, and vacuum
 //! could clean nothing in the whole database meanwhile. The lock is a state and not an event, so nothing is
@@ -258,13 +260,14 @@ fn chain(error: &dyn std::error::Error) -> String {
 struct Ring {
     me: Session,
     peers: watch::Receiver<BTreeSet<Session>>,
-    /// Peers whose lock was held at some time, and was not yet found free.
+    /// Peers whose lock was held at some time since this connection was opened, and was not yet found free.
     seen: BTreeSet<Session>,
     hints: broadcast::Sender<Hint>,
 }
 
 impl Ring {
-    /// A watcher that loses its connection opens another; whoever dies meanwhile is found on the first look.
+    /// A watcher that loses its connection opens another. What ended it may have ended everybody's, so it has to
+    /// see a peer's lock held again before a free one means anything.
     async fn watch_for_ever(mut self, config: Config, line: Line) {
         let (mut line, mut pause) = (Ok(line), FIRST_PAUSE);
         loop {
@@ -273,6 +276,7 @@ impl Ring {
                 Err(error) => Err(error),
             };
             if let Err(error) = ended {
+                self.seen.clear();
                 tracing::debug!(error = chain(&error), ?pause, "not watching peers for a moment");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);

@@ -153,7 +153,8 @@ const LOOK_AT: &str = concat!("SELECT ", lease_columns!(), " FROM leases l WHERE
 
 pub(super) const RELEASE: &str = "WITH given AS (
         UPDATE leases l SET released = true, resource_version = l.resource_version + 1
-        WHERE l.scope = $1 AND l.term = $2 AND l.epoch = $3 AND NOT l.released
+        WHERE l.scope = $1 AND l.term = $2 AND l.epoch = $3
+            AND NOT l.released AND l.expires_at > clock_timestamp()
         RETURNING l.scope, l.epoch
     ), ended AS (
         UPDATE lease_terms t SET ended_at = clock_timestamp(), ended_how = 'released'
@@ -231,8 +232,8 @@ pub(super) async fn acquire(
         session.rows(TAKE, &take),
         session.batch(CLOSE),
     )?;
-    let row = rows.first().expect("the row was made or was there, and is locked");
-    let record = record(&mut Cells::of(row))?;
+    let nothing = || errors::corrupt("the lease", "the row that was locked just now is not to be seen");
+    let record = record(&mut Cells::of(rows.first().ok_or_else(nothing)?))?;
     session.give_back();
     Ok(match record.term == request.term {
         true => AcquireOutcome::Granted(record),

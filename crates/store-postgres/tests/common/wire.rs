@@ -1,7 +1,7 @@
 //! A wire to the server that can break on cue, or fall silent.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,6 +32,8 @@ pub struct Wire {
     armed: Arc<AtomicBool>,
     /// Nothing gets through any more, and no connection is closed.
     silent: Arc<AtomicBool>,
+    /// How often a client has spoken after it had heard something.
+    turns: Arc<AtomicUsize>,
 }
 
 /// «Ready for a query, in no transaction»: the last that a server says after everything it was asked.
@@ -44,8 +46,13 @@ impl Wire {
         let server_port: u16 = port.parse().expect("a port");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("{head}127.0.0.1:{}/{database}", listener.local_addr().unwrap().port());
-        let wire = Self { url, armed: Arc::default(), silent: Arc::default() };
-        let carrier = Carrier { cut, armed: Arc::clone(&wire.armed), silent: Arc::clone(&wire.silent) };
+        let wire = Self { url, armed: Arc::default(), silent: Arc::default(), turns: Arc::default() };
+        let carrier = Carrier {
+            cut,
+            armed: Arc::clone(&wire.armed),
+            silent: Arc::clone(&wire.silent),
+            turns: Arc::clone(&wire.turns),
+        };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 let server = TcpStream::connect(("127.0.0.1", server_port)).await.expect("it listens");
@@ -59,6 +66,11 @@ impl Wire {
         self.armed.store(true, Ordering::SeqCst);
     }
 
+    /// Round trips on all connections so far.
+    pub fn round_trips(&self) -> usize {
+        self.turns.load(Ordering::SeqCst)
+    }
+
     /// Connections that exist stay silent for good, even when the wire is whole again.
     pub fn fall_silent(&self, silent: bool) {
         self.silent.store(silent, Ordering::SeqCst);
@@ -70,17 +82,22 @@ struct Carrier {
     cut: Cut,
     armed: Arc<AtomicBool>,
     silent: Arc<AtomicBool>,
+    turns: Arc<AtomicUsize>,
 }
 
 impl Carrier {
     async fn carry(self, mut client: TcpStream, mut server: TcpStream) -> std::io::Result<()> {
         let (mut sent, mut answered) = (vec![0; 65_536], vec![0; 65_536]);
+        let mut heard = true;
         loop {
             tokio::select! {
                 read = client.read(&mut sent) => {
                     let message = &sent[..read?];
                     if message.is_empty() {
                         return Ok(());
+                    }
+                    if std::mem::take(&mut heard) {
+                        self.turns.fetch_add(1, Ordering::SeqCst);
                     }
                     self.stay_silent_if_told().await;
                     let fires = self.fires(message);
@@ -98,6 +115,7 @@ impl Carrier {
                         return Ok(());
                     }
                     self.stay_silent_if_told().await;
+                    heard = true;
                     client.write_all(message).await?;
                 }
             }
