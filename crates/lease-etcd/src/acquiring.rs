@@ -16,7 +16,7 @@ impl EtcdLeases {
         let mut granted = false;
         for _ in 0..ROUNDS {
             let seat = self.seat(&request.scope).await?;
-            let standing = match &seat.lease {
+            let standing = match seat.held() {
                 None => None,
                 Some(lease) => match self.standing(&request.scope, lease).await? {
                     Some(standing) => Some((lease, standing)),
@@ -65,7 +65,7 @@ impl EtcdLeases {
         let latest = seat.latest.as_ref().map(|latest| &latest.value);
         let previous = seat.lease.as_ref().map(|lease| &lease.value).or(latest.map(|latest| &latest.lease));
         let released = latest.is_some_and(|latest| latest.released_at.is_some());
-        let succession = match (&seat.lease, request.takeover) {
+        let succession = match (&standing, request.takeover) {
             (Some(_), Takeover::OfStalled { .. }) => Succession::Stalled,
             (Some(_), _) => Succession::Crashed,
             (None, _) if previous.is_none() => Succession::First,

@@ -23,6 +23,21 @@ pub(crate) struct Seat {
     pub(crate) latest: Option<Seen<LatestTerm>>,
 }
 
+impl Seat {
+    /// The lease, unless somebody has written its key by hand: a key that hangs on no etcd lease never ends, so
+    /// it counts as one that has.
+    pub(crate) fn held(&self) -> Option<&Seen<StoredLease>> {
+        self.lease.as_ref().filter(|lease| lease.etcd_lease != 0)
+    }
+
+    fn shown_as_free(&self, scope: &Scope) -> Option<LeaseRecord> {
+        let latest = self.latest.as_ref().map(|latest| latest.value.shown(scope, latest.revision));
+        let by_hand =
+            self.lease.as_ref().map(|lease| lease.value.shown(scope, lease.revision, Duration::ZERO));
+        by_hand.or(latest)
+    }
+}
+
 /// How a held lease stands right now.
 pub(crate) struct Standing {
     pub(crate) record: LeaseRecord,
@@ -61,9 +76,7 @@ impl EtcdLeases {
         self.keys.check(scope)?;
         for _ in 0..ROUNDS {
             let seat = self.seat(scope).await?;
-            let Some(lease) = &seat.lease else {
-                return Ok(seat.latest.map(|latest| latest.value.shown(scope, latest.revision)));
-            };
+            let Some(lease) = seat.held() else { return Ok(seat.shown_as_free(scope)) };
             if let Some(standing) = self.standing(scope, lease).await? {
                 return Ok(Some(standing.record));
             }

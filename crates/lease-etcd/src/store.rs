@@ -14,7 +14,7 @@ use tokio::sync::broadcast;
 
 use crate::keys::Keys;
 use crate::options::{EtcdOptions, OptionsError};
-use crate::watching::Watching;
+use crate::watching::{HINTS, Watching};
 use crate::wire::Wire;
 
 /// etcd raises shorter ones to 1.5 times its election timeout, which is a second unless somebody has changed it.
@@ -30,6 +30,7 @@ pub struct EtcdLeases {
     pub(crate) keys: Keys,
     pub(crate) wire: Wire,
     options: EtcdOptions,
+    hints: broadcast::Sender<Hint>,
     watching: OnceLock<Watching>,
 }
 
@@ -37,7 +38,8 @@ impl EtcdLeases {
     /// Does not wait for etcd: whether it is there shows with the first call.
     pub fn open(options: EtcdOptions, clock: Arc<dyn Clock>) -> Result<Self, OptionsError> {
         let (keys, wire) = (Keys::under(&options.prefix), Wire::new(&options)?);
-        Ok(Self { clock, keys, wire, options, watching: OnceLock::new() })
+        let hints = broadcast::Sender::new(HINTS);
+        Ok(Self { clock, keys, wire, options, hints, watching: OnceLock::new() })
     }
 
     pub(crate) fn check(&self, scope: &Scope, duration: Duration) -> Result<(), LeaseError> {
@@ -94,7 +96,10 @@ impl LeaseStore for EtcdLeases {
 
     /// The first call starts to listen, and needs a tokio runtime for it.
     fn watch(&self) -> broadcast::Receiver<Hint> {
-        self.watching.get_or_init(|| Watching::start(&self.options, self.keys.clone())).subscribe()
+        // Before the watch stands: what it says first is for whoever has come before it.
+        let hints = self.hints.subscribe();
+        self.watching.get_or_init(|| Watching::start(&self.options, self.keys.clone(), self.hints.clone()));
+        hints
     }
 
     async fn attach(&self, _session: Session) -> Result<Option<Box<dyn Lifeline>>, LeaseError> {

@@ -15,32 +15,24 @@ use crate::protocol::{WatchCreateRequest, WatchResponse};
 use crate::wire::Wire;
 
 /// A slow subscriber that lags behind further looks at everything.
-const HINTS: usize = 4_096;
+pub(crate) const HINTS: usize = 4_096;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-pub(crate) struct Watching {
-    hints: broadcast::Sender<Hint>,
-    task: JoinHandle<()>,
-}
+/// The task that listens. It ends with its handle.
+pub(crate) struct Watching(JoinHandle<()>);
 
 impl Watching {
     /// On a connection of its own: hints never hold up a renewal.
-    pub(crate) fn start(options: &EtcdOptions, keys: Keys) -> Self {
+    pub(crate) fn start(options: &EtcdOptions, keys: Keys, hints: broadcast::Sender<Hint>) -> Self {
         let wire = Wire::new(options).expect("these options have been used before");
-        let hints = broadcast::Sender::new(HINTS);
-        let follower = Follower { wire, keys, hints: hints.clone() };
-        Self { hints, task: tokio::spawn(follower.follow(0)) }
-    }
-
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Hint> {
-        self.hints.subscribe()
+        Self(tokio::spawn(Follower { wire, keys, hints }.follow(0)))
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.task.abort();
+        self.0.abort();
     }
 }
 

@@ -27,7 +27,7 @@ use crate::protocol::{
     watch_request::RequestUnion,
 };
 
-/// A TCP connection takes milliseconds; the other endpoints want their turn within one call.
+/// To connect and authenticate takes milliseconds; the other endpoints want their turn within one call.
 const CONNECT: Duration = Duration::from_millis(700);
 /// etcd hangs up on clients that ping more often than every 5 s.
 const PING_EVERY: Duration = Duration::from_secs(6);
@@ -135,6 +135,9 @@ impl Wire {
 
     /// Ends an etcd lease whose key is no longer attached to it. One that cannot be ended runs out by itself.
     pub(crate) async fn revoke(&self, id: i64) {
+        if id == 0 {
+            return; // the key hung on none
+        }
         let revoked = self.call(Effect::Writes, |line| {
             let request = line.request(LeaseRevokeRequest { id });
             async move { Ok(lease(line).lease_revoke(request).await?.into_inner()) }
@@ -156,8 +159,9 @@ impl Wire {
             async move { Ok(lease(line).lease_time_to_live(request).await?.into_inner()) }
         });
         match answer.await {
-            Ok(answer) if answer.ttl < 0 => Ok(None),
-            Ok(answer) => Ok(Some(TimeToLive { left: answer.ttl, granted: answer.granted_ttl })),
+            // A lease that was never granted. One that has run out and is not yet revoked counts below zero.
+            Ok(answer) if answer.granted_ttl == 0 => Ok(None),
+            Ok(answer) => Ok(Some(TimeToLive { left: answer.ttl.max(0), granted: answer.granted_ttl })),
             Err(Failure::Status(status)) if status.code() == Code::NotFound => Ok(None),
             Err(failure) => Err(failure.of(Effect::Reads)),
         }
@@ -272,28 +276,26 @@ impl Wire {
         }
         let mut failure = None;
         for _ in 0..self.endpoints.len() {
-            let endpoint = &self.endpoints[dial.next % self.endpoints.len()];
-            match self.connected(endpoint).await {
+            let at = dial.next;
+            // Before it is tried: a caller that stops waiting half way must not meet the same one again.
+            dial.next += 1;
+            let endpoint = &self.endpoints[at % self.endpoints.len()];
+            let connecting = timeout(CONNECT, self.connected(endpoint)).await;
+            match connecting.unwrap_or_else(|_| Err(unreachable(endpoint, "it does not answer".into()))) {
                 Ok(line) => {
-                    dial.line = Some(line.clone());
+                    *dial = Dial { line: Some(line.clone()), next: at };
                     return Ok(line);
                 }
                 // Wrong credentials are wrong everywhere.
                 Err(refused @ Failure::Status(_)) => return Err(refused),
                 Err(other) => failure = Some(other),
             }
-            dial.next += 1;
         }
         Err(failure.expect("there is at least one endpoint"))
     }
 
     async fn connected(&self, endpoint: &Endpoint) -> Result<Line, Failure> {
-        let at = endpoint.uri().authority().map_or("etcd", |authority| authority.as_str());
-        let unreachable = |why: String| Failure::NotSent(format!("{at}: {why}").into());
-        let connecting = timeout(CONNECT, endpoint.connect()).await;
-        let channel = connecting
-            .map_err(|_| unreachable(format!("no connection within {CONNECT:?}")))?
-            .map_err(|error| unreachable(chain(&error)))?;
+        let channel = endpoint.connect().await.map_err(|error| unreachable(endpoint, chain(&error)))?;
         let line = Line { channel, token: None, suspect: Arc::default() };
         let Some(Credentials { user, password }) = &self.credentials else { return Ok(line) };
         let question = AuthenticateRequest { name: user.clone(), password: password.clone() };
@@ -301,7 +303,7 @@ impl Wire {
         match authenticating {
             Ok(answer) => {
                 let token = answer.into_inner().token.parse();
-                let token = token.map_err(|_| unreachable("its token is no text".into()))?;
+                let token = token.map_err(|_| unreachable(endpoint, "its token is no text".into()))?;
                 Ok(Line { token: Some(token), ..line })
             }
             // As etcd's own client does: credentials for a server that asks for none do no harm.
@@ -309,7 +311,7 @@ impl Wire {
             Err(status) => match Failure::told_by(status) {
                 Failure::NoAnswer(error) => Err(Failure::NotSent(error)),
                 Failure::Status(status) if status.code() == Code::Unavailable => {
-                    Err(unreachable(status.message().into()))
+                    Err(unreachable(endpoint, status.message().into()))
                 }
                 other => Err(other),
             },
@@ -343,6 +345,11 @@ impl Line {
         }
         request
     }
+}
+
+fn unreachable(endpoint: &Endpoint, why: String) -> Failure {
+    let at = endpoint.uri().authority().map_or("etcd", |authority| authority.as_str());
+    Failure::NotSent(format!("{at}: {why}").into())
 }
 
 fn kv(line: Line) -> KvClient<Channel> {

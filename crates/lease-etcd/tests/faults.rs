@@ -197,6 +197,19 @@ async fn the_next_endpoint_has_its_turn_when_a_caller_stops_waiting() {
     assert_eq!(renewed.expect("the other endpoint answers"), RenewOutcome::Renewed);
 }
 
+/// The same with a connection that is only being made, to a host that takes it and says nothing.
+#[tokio::test]
+async fn the_next_endpoint_has_its_turn_when_a_caller_stops_waiting_for_a_connection() {
+    let etcd = Etcd::shared();
+    let proxy = Proxy::to(etcd.endpoint()).await;
+    proxy.set(Weather::BlackHole);
+    let url = etcd.url().replace("etcd://", &format!("etcd://tom:word@{},", proxy.endpoint));
+    let leases = leases_at(&url);
+    // Shorter than a connection is waited for: whoever began with the same endpoint each time would wait for ever.
+    let impatient = || async { timeout(Duration::from_millis(300), leases.list_leases("")).await.ok() };
+    wait_for("the other endpoint", PATIENCE, impatient).await.expect("answered");
+}
+
 #[tokio::test]
 async fn a_watch_that_was_cut_begins_again_and_says_so() {
     let etcd = Etcd::shared();

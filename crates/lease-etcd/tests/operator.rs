@@ -84,6 +84,30 @@ async fn an_etcd_lease_revoked_by_hand_is_lost_at_the_next_renewal() {
     assert!(!shown.is_held() && !shown.released, "{shown:?}");
 }
 
+/// Only a key that hangs on a living etcd lease says who holds it: without one it would say so for ever.
+#[tokio::test]
+async fn a_key_that_hangs_on_no_etcd_lease_is_not_held() {
+    let etcd = Etcd::start();
+    let leases = leases_at(&etcd.url());
+    let record = granted(&leases, &request("a", LONG)).await;
+    let same = etcd.ctl(&["get", "/tenure/a", "--print-value-only"]);
+    etcd.ctl(&["put", "/tenure/a", same.trim_end()]);
+    assert_eq!(renew(&leases, &record).await, RenewOutcome::Lost(LossReason::Expired));
+    let shown = leases.find_lease(&record.scope).await.expect("answered").expect("it is remembered");
+    assert!(!shown.is_held(), "{shown:?}");
+    let heir = granted(&leases, &request("a", LONG)).await;
+    assert!(heir.epoch > record.epoch);
+}
+
+/// What happened before the watch stood is covered by its first hint, which must not come too early to be heard.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_watcher_always_hears_that_the_watch_stands() {
+    let url = Etcd::shared().url();
+    for _ in 0..50 {
+        heard(&mut leases_at(&url).watch(), Hint::Resync).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_etcd_lease_is_left_behind() {
     let etcd = Etcd::start();
@@ -144,6 +168,20 @@ async fn renewals_show_although_the_record_is_not_written_again() {
     assert_eq!(after[1].resource_version, before[1].resource_version, "{idle:?} is another session's");
     let found = leases.find_lease(&record.scope).await.expect("answered").expect("held");
     assert_eq!((found.resource_version, found.renewed_at), (after[0].resource_version, after[0].renewed_at));
+}
+
+#[tokio::test]
+async fn a_renewal_in_between_saves_a_term_that_looks_stalled() {
+    let leases = leases_at(&Etcd::shared().url());
+    let record = granted(&leases, &request("a", LONG)).await;
+    let seen = leases.find_lease(&record.scope).await.expect("answered").expect("held");
+    assert_eq!(renew(&leases, &record).await, RenewOutcome::Renewed);
+    let takeover = Takeover::OfStalled { term: seen.term, resource_version: seen.resource_version };
+    let outcome = leases.acquire(&AcquireRequest { takeover, ..request("a", LONG) }).await.expect("answered");
+    let AcquireOutcome::Held(now) = outcome else { panic!("taken from a living holder: {outcome:?}") };
+    let takeover = Takeover::OfStalled { term: now.term, resource_version: now.resource_version };
+    let outcome = leases.acquire(&AcquireRequest { takeover, ..request("a", LONG) }).await.expect("answered");
+    assert!(matches!(outcome, AcquireOutcome::Won(_)), "at the version that it has now: {outcome:?}");
 }
 
 #[tokio::test]
