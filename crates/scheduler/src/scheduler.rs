@@ -171,7 +171,8 @@ async fn supervise(office: Arc<Office>) {
             Err(panic) => {
                 tracing::error!(%panic, "the scheduler's loop panicked; starting over");
                 office.deps.metrics.loop_panics.inc();
-                // The term went with the loop that held it.
+                // Nobody works under the term any more: with the last clone of it goes the lease.
+                office.status.send_modify(|status| status.tenure = None);
                 office.not_ready("the scheduler's loop panicked");
                 office.pause(SHORTEST_BACKOFF).await;
             }

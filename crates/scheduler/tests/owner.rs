@@ -1,6 +1,7 @@
 //! Goal: an owner keeps its promises towards agents, users and other owners.
 //! Method: the real scheduler on a real store; the test plays the agent, one fact per test.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::json;
-use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_clock::{BootTime, Clock, Entropy, SystemClock};
 use tenure_dispatch::{AssignError, DispatchMetrics, EnvSecrets, Executor, PoolSize};
 use tenure_lease::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Elector, ElectorConfig, ElectorParts, Hint, Holder,
@@ -74,12 +75,37 @@ struct Options {
     restarted: bool,
     /// Learns of a takeover from its next renewal or its next write, not from a hint.
     deaf: bool,
+    clock: Arc<dyn Clock>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let config = OwnerConfig { tick: Duration::from_millis(100), ..OwnerConfig::new("test") };
-        Self { pool: PoolSize::PRO, doors: Semaphore::MAX_PERMITS, config, restarted: true, deaf: false }
+        Self {
+            pool: PoolSize::PRO,
+            doors: Semaphore::MAX_PERMITS,
+            config,
+            restarted: true,
+            deaf: false,
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// Reading it panics once, when the trap is set: what no caller expects.
+#[derive(Debug, Default)]
+struct TrappedClock(AtomicBool);
+
+impl Clock for TrappedClock {
+    fn now(&self) -> Timestamp {
+        assert!(!self.0.swap(false, Ordering::SeqCst), "the trap");
+        SystemClock.now()
+    }
+    fn boottime(&self) -> BootTime {
+        SystemClock.boottime()
+    }
+    fn suspended(&self) -> Duration {
+        SystemClock.suspended()
     }
 }
 
@@ -165,7 +191,7 @@ impl Rig {
             executor: Arc::clone(&hands) as _,
             secrets: Arc::new(EnvSecrets),
             pool: options.pool,
-            clock: Arc::clone(&self.clock),
+            clock: options.clock,
             entropy,
             metrics: SchedulerMetrics::register(&mut registry),
             lease_metrics,
@@ -353,6 +379,22 @@ async fn a_binding_that_was_never_handed_out_is_handed_out_by_the_next_owner_and
     assert_eq!(second.end(&assignment, Outcome::Success).await, Ack::Accepted);
     assert_eq!(second.end(&assignment, Outcome::Success).await, Ack::Superseded, "it is known already");
     assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_that_panics_gives_the_shard_back_and_takes_it_again() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let clock = Arc::new(TrappedClock::default());
+    let mut owner = rig.owner(Options { clock: clock.clone(), ..Options::default() });
+    rig.trigger("d", "before").await;
+    let assignment = owner.next().await;
+    assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
+    clock.0.store(true, Ordering::SeqCst);
+    rig.trigger("d", "after").await;
+    let next = owner.next().await;
+    assert!(next.epoch > assignment.epoch, "under the next term");
+    assert_eq!(owner.claim(&next).await, Ack::Accepted);
 }
 
 #[tokio::test(flavor = "multi_thread")]
