@@ -1,6 +1,7 @@
 //! Goal: tests get a real etcd, cannot see each other's keys, and leave no server behind.
 
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use tenure_testkit::{Etcd, wait_for};
@@ -37,7 +38,7 @@ async fn an_own_server_goes_with_its_handle() {
     .await;
 }
 
-/// Locks end with their process, however it ends; leaking the handle is what a kill leaves behind.
+/// Locks end with their process, however it ends: the guard sees that nobody uses the server any more.
 #[tokio::test]
 async fn an_own_server_goes_when_its_user_is_killed() {
     if let Ok(file) = std::env::var("TENURE_TESTKIT_VICTIM") {
@@ -45,11 +46,14 @@ async fn an_own_server_goes_when_its_user_is_killed() {
         std::fs::write(file, etcd.endpoint()).expect("the test's own folder");
         std::process::abort();
     }
+    // What the victim leaves behind lies in here; the server's account has to reach it.
     let folder = tenure_testkit::temp_dir();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("our own folder");
     let file = folder.path().join("endpoint");
     let victim = std::process::Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", "an_own_server_goes_when_its_user_is_killed"])
         .env("TENURE_TESTKIT_VICTIM", &file)
+        .env("TMPDIR", folder.path())
         .output()
         .expect("this test can be started again");
     assert!(!victim.status.success(), "it has aborted");
