@@ -691,18 +691,27 @@ impl Protocol {
             Ok(outcomes) => outcomes,
             Err(failure) => {
                 let scopes = claims.into_iter().map(|claim| claim.scope).collect();
-                effects.push(Effect::RenewalFailed { scopes, why: failure.text().to_owned() });
-                let pause = self.rules.retry_every();
-                self.renew_at = now.boot + pause + self.entropy.jitter(pause / 2);
+                self.renewal_failed(now, scopes, failure.text().to_owned(), effects);
                 return;
             }
         };
+        let mut unanswered = vec![];
         for (claim, outcome) in claims.into_iter().zip(outcomes) {
             match outcome {
                 RenewOutcome::Renewed => self.prolong(now, sent, &claim, effects),
                 RenewOutcome::Lost(reason) => self.lose(now, &claim.scope, claim.term, reason, effects),
+                RenewOutcome::Unanswered => unanswered.push(claim.scope),
             }
         }
+        if !unanswered.is_empty() {
+            self.renewal_failed(now, unanswered, "the lease store could not say".into(), effects);
+        }
+    }
+
+    fn renewal_failed(&mut self, now: Now, scopes: Vec<Scope>, why: String, effects: &mut Vec<Effect>) {
+        effects.push(Effect::RenewalFailed { scopes, why });
+        let pause = self.rules.retry_every();
+        self.renew_at = now.boot + pause + self.entropy.jitter(pause / 2);
     }
 
     fn prolong(&mut self, now: Now, sent: BootTime, claim: &Claim, effects: &mut Vec<Effect>) {
@@ -1377,9 +1386,11 @@ impl Seat {
                 Standing::Mine
             }
             State::Draining { .. } | State::Releasing { .. } => Standing::Leaving,
-            State::Following if self.not_before.is_some() => Standing::Unknown,
             State::Following => match &self.seen {
+                // Nothing has been seen since it was given back.
+                None if self.not_before.is_some() => Standing::GivenBack,
                 None => Standing::Unknown,
+                Some(Seen { free: Some(_), .. }) if self.not_before.is_some() => Standing::GivenBack,
                 Some(Seen { free: Some((_, since)), .. }) => {
                     Standing::Free { overdue: now.saturating_since(*since) >= rules.overdue() }
                 }

@@ -21,6 +21,8 @@ pub enum Standing {
     Free {
         overdue: bool,
     },
+    /// Nobody's, as far as is known, and not to be taken yet: others come first.
+    GivenBack,
     /// Not known yet.
     Unknown,
 }
@@ -43,26 +45,28 @@ pub fn plan(
 ) -> Plan {
     let members_count = members.len() + usize::from(!members.contains(&own));
     let (least, most) = (preferred.len() / members_count, preferred.len().div_ceil(members_count));
-    let (mut mine, mut leaving, mut free, mut overdue) = (vec![], 0, vec![], vec![]);
+    let (mut mine, mut leaving, mut given_back) = (vec![], 0, 0);
+    let (mut free, mut overdue) = (vec![], vec![]);
     let mut held: BTreeMap<Session, usize> = BTreeMap::new();
     for scope in preferred {
         match standing(scope) {
             Standing::Mine => mine.push(scope),
             Standing::Leaving => leaving += 1,
+            Standing::GivenBack => given_back += 1,
             Standing::Other(session) => *held.entry(session).or_default() += 1,
             Standing::Free { overdue: true } => overdue.push(scope),
             Standing::Free { overdue: false } => free.push(scope),
             Standing::Unknown => {}
         }
     }
-    // What the others still need before anybody may have one more than the least. What is being given back
-    // will soon serve one of them.
+    // What the others still need before anybody may have one more than the least. What is being given back, or has
+    // just been, will soon serve one of them.
     let wanting: Vec<usize> = members
         .iter()
         .filter(|member| **member != own)
         .map(|member| least.saturating_sub(held.get(member).copied().unwrap_or(0)))
         .collect();
-    let needed: usize = wanting.iter().sum::<usize>().saturating_sub(leaving);
+    let needed: usize = wanting.iter().sum::<usize>().saturating_sub(leaving + given_back);
     let to_least = least.saturating_sub(mine.len());
     let spare = free.len().saturating_sub(needed + to_least);
     let to_most = most.saturating_sub(mine.len()).min(to_least + spare);

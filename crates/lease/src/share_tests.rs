@@ -226,6 +226,21 @@ fn a_member_that_is_not_listed_yet_counts_itself() {
 }
 
 #[test]
+fn what_was_just_given_back_is_not_given_back_twice() {
+    let scopes: Vec<Scope> = (0..5).map(scope).collect();
+    let all = BTreeSet::from([session(0), session(1)]);
+    let with_mine = |mine: usize| {
+        let kept = scopes[..mine].to_vec();
+        let standing =
+            |scope: &Scope| if kept.contains(scope) { Standing::Mine } else { Standing::GivenBack };
+        plan(session(0), &all, &scopes, standing)
+    };
+    // The other one, who has none, needs two; one of them is on its way, then both.
+    assert!(with_mine(4).hand_over.is_some());
+    assert_eq!(with_mine(3), Plan::default());
+}
+
+#[test]
 fn preferences_differ_between_members_and_last() {
     let scopes: Vec<Scope> = (0..30).map(scope).collect();
     assert_eq!(preference("a", &scopes), preference("a", &scopes));

@@ -161,6 +161,8 @@ pub enum AcquireOutcome {
 pub enum RenewOutcome {
     Renewed,
     Lost(LossReason),
+    /// Whether this one was renewed is not known: its row was busy, say. Validity is not extended; ask again.
+    Unanswered,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

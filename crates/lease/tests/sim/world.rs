@@ -539,10 +539,14 @@ impl World {
         self.calls.insert(number, call);
         self.put(now + budget, Item::OutOfBudget(number));
         if !lost {
-            // What was sent in trouble has arrived when the calm begins.
-            let at = if calm { now + way } else { (now + way).min(self.calm_at.max(now)) };
-            self.put(at, Item::Reach(number));
+            self.put(self.arrives(way), Item::Reach(number));
         }
+    }
+
+    /// What was sent in trouble has arrived when the calm begins.
+    fn arrives(&self, way: Duration) -> BootTime {
+        let at = self.now() + way;
+        if self.is_calm() { at } else { at.min(self.calm_at) }
     }
 
     /// How long a message takes.
@@ -568,8 +572,8 @@ impl World {
         self.pass_hints_on();
         self.calls.get_mut(&number).expect("just seen").answer = Some(event);
         if !answer_lost {
-            let at = self.now() + self.way();
-            self.put(at, Item::Answer(number));
+            let way = self.way();
+            self.put(self.arrives(way), Item::Answer(number));
         }
     }
 
@@ -666,8 +670,8 @@ impl World {
         }
         let copies = if self.dice.percent(5) { 2 } else { 1 };
         for _ in 0..copies {
-            let at = self.now() + self.way();
-            self.put(at, Item::Deliver(life, Box::new(Event::Hint(hint.clone()))));
+            let way = self.way();
+            self.put(self.arrives(way), Item::Deliver(life, Box::new(Event::Hint(hint.clone()))));
         }
     }
 
