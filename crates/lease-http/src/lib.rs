@@ -78,8 +78,8 @@ impl LeaseStore for HttpLeases {
         Capabilities {
             name: "http",
             minimum_duration: SHORTEST,
-            // Whatever the server keeps them in: only the server may say that a record has stalled.
-            clock: ExpiryClock::StoreElapsed,
+            // The server ignores the word «stalled» where its own store counts elapsed time.
+            clock: ExpiryClock::Store,
             fenced_transactions: true,
             crash_hints: false,
         }

@@ -273,7 +273,7 @@ impl Renewal {
         let Some(lost) = self.lost.filter(|_| !self.renewed) else {
             return match self.renewed {
                 true => Ok(RenewOutcome::Renewed),
-                false => Err(strange("it does not say why a lease is lost")),
+                false => Ok(RenewOutcome::Unanswered),
             };
         };
         Ok(RenewOutcome::Lost(match (lost.reason.as_str(), lost.holder, lost.session, lost.epoch) {

@@ -319,3 +319,19 @@ async fn renewals_do_not_queue_behind_takeovers_that_wait() {
         assert!(matches!(taking.await.unwrap(), Ok(AcquireOutcome::Granted(_))));
     }
 }
+
+#[tokio::test]
+async fn a_row_that_stays_locked_costs_nobody_else_the_renewal() {
+    let database = Postgres::shared().database().await;
+    let ours = leases(&database.url).await;
+    let busy = granted(&*ours, &request(&Scope::new("tests/busy"), Takeover::IfFree)).await;
+    let free = granted(&*ours, &request(&Scope::new("tests/free"), Takeover::IfFree)).await;
+    let mut somebody = client(&database.url).await;
+    let locking = somebody.transaction().await.unwrap();
+    locking.execute("SELECT 1 FROM leases WHERE scope = 'tests/busy' FOR UPDATE", &[]).await.unwrap();
+    let claims = [claim(&busy), claim(&free)];
+    let renewed = tokio::time::timeout(SOON, ours.renew(&claims)).await.expect("in bounded time").unwrap();
+    assert_eq!(renewed, [RenewOutcome::Unanswered, RenewOutcome::Renewed]);
+    locking.commit().await.unwrap();
+    assert_eq!(ours.renew(&claims).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
+}

@@ -3,6 +3,7 @@
 mod cli;
 mod discovery;
 mod elect;
+mod epochs;
 mod up;
 
 use std::process::ExitCode;

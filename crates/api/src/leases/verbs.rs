@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tenure_lease::{
-    AcquireOutcome, AcquireRequest, Claim, Epoch, Holder, LeaseError, LeaseRecord, ReleaseOutcome,
-    RenewOutcome, Session, Takeover, Term, acquire_fenced,
+    AcquireOutcome, AcquireRequest, Claim, Epoch, ExpiryClock, Holder, LeaseError, LeaseRecord, LeaseStore,
+    ReleaseOutcome, RenewOutcome, Session, Takeover, Term, acquire_fenced,
 };
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -76,12 +76,14 @@ pub enum TakeoverBody {
     OfStalled { term: Uuid, resource_version: u64 },
 }
 
-impl From<TakeoverBody> for Takeover {
-    fn from(body: TakeoverBody) -> Self {
-        match body {
-            TakeoverBody::OfDead(term) => Self::OfDead(Term(term)),
-            TakeoverBody::OfStalled { term, resource_version } => {
-                Self::OfStalled { term: Term(term), resource_version }
+impl TakeoverBody {
+    /// Only where renewals move the version, and the clock can be set back, does an unmoved version say anything.
+    fn allowed(self, leases: &dyn LeaseStore) -> Takeover {
+        match self {
+            Self::OfDead(term) => Takeover::OfDead(Term(term)),
+            Self::OfStalled { .. } if leases.capabilities().clock != ExpiryClock::Store => Takeover::IfFree,
+            Self::OfStalled { term, resource_version } => {
+                Takeover::OfStalled { term: Term(term), resource_version }
             }
         }
     }
@@ -166,7 +168,7 @@ impl AcquireBody {
             holder: Holder { name, instance, session: Session(session.unwrap_or_else(fresh)), address },
             term: Term(self.term.unwrap_or_else(fresh)),
             duration: check::lasting(&*api.leases, self.duration_ms, self.duration.as_deref())?,
-            takeover: self.takeover.map_or(Takeover::IfFree, Takeover::from),
+            takeover: self.takeover.map_or(Takeover::IfFree, |takeover| takeover.allowed(&*api.leases)),
             note: self.note,
         })
     }
@@ -202,7 +204,8 @@ pub struct Renewals {
 pub struct Renewal {
     scope: String,
     renewed: bool,
-    /// With `renewed: false`. Final for this term: stop at once.
+    /// With `renewed: false`. Final for this term: stop at once. Without it, whether this one was renewed is not
+    /// known: ask again, and count on what you had.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<Loss>,
 }
@@ -225,11 +228,12 @@ pub async fn renew(
     let outcomes = in_time(api.leases.renew(&claims)).await?;
     assert_eq!(outcomes.len(), claims.len(), "the store answers every claim");
     let outcomes = claims.into_iter().zip(outcomes).map(|(Claim { scope, .. }, outcome)| {
-        let lost = match outcome {
-            RenewOutcome::Renewed => None,
-            RenewOutcome::Lost(reason) => Some(Loss::from(reason)),
+        let (renewed, lost) = match outcome {
+            RenewOutcome::Renewed => (true, None),
+            RenewOutcome::Lost(reason) => (false, Some(Loss::from(reason))),
+            RenewOutcome::Unanswered => (false, None),
         };
-        Renewal { scope: scope.to_string(), renewed: lost.is_none(), lost }
+        Renewal { scope: scope.to_string(), renewed, lost }
     });
     Ok(Json(Renewals { outcomes: outcomes.collect() }))
 }

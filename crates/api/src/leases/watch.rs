@@ -35,8 +35,8 @@ use crate::serve::Stopping;
 /// A quarter of the connections that the accept loop keeps open.
 const MOST_WATCHERS: usize = 256;
 const LOOK_ANYWAY_AFTER: Duration = Duration::from_secs(1);
-/// A burst of hints is worth one look: at most 100 a second, however busy the store.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+/// A burst of hints is worth one look: at most 10 a second, however busy the store.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 /// A store that needs longer is told to be away, and asked again.
 const LOOK_WITHIN: Duration = Duration::from_secs(5);
 /// Readers may take three of them in a row for a dead connection.

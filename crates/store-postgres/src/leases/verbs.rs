@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use deadpool_postgres::Pool;
-use futures::try_join;
+use futures::{join, try_join};
 use tenure_lease::{
     AcquireOutcome, AcquireRequest, Claim, Epoch, HISTORY, Hint, Holder, LeaseRecord, LossReason, PastTerm,
     ReleaseOutcome, RenewOutcome, Scope, Session as Life, Succession, Takeover, Term,
@@ -248,16 +248,28 @@ pub(super) async fn renew(pool: &Pool, claims: &[Claim]) -> Result<Vec<RenewOutc
     let session = Session::borrow(pool, "renewing leases").await?.within(PATIENCE).committing();
     let mut renewed = renewed_of(&session, RENEW, &ClaimColumns::of(claims, |_| true)).await?;
     let rest = ClaimColumns::of(claims, |position| !renewed.contains(&position));
-    let mut seen = vec![];
-    if !rest.scopes.is_empty() {
-        session.prepare(&[RENEW_LOCKED, LOOK_AT]).await?;
-        let params: [&(dyn ToSql + Sync); 1] = [&rest.scopes];
-        let (late, looked) =
-            try_join!(renewed_of(&session, RENEW_LOCKED, &rest), session.rows(LOOK_AT, &params))?;
-        renewed.extend(late);
-        seen = rows::all(&looked, record)?;
+    let (mut seen, mut all_answered) = (vec![], true);
+    if rest.scopes.is_empty() {
+        session.give_back();
+    } else {
+        // What was renewed above is committed and stays so, whatever becomes of the rest: a row that somebody has
+        // locked for long must not cost the others their leases.
+        match renew_the_rest(&session, &rest).await {
+            Ok((late, looked)) => {
+                all_answered = late.is_some();
+                renewed.extend(late.into_iter().flatten());
+                seen = looked;
+                if all_answered {
+                    session.give_back();
+                }
+            }
+            Err(error) if renewed.is_empty() => return Err(error),
+            Err(error) => {
+                tracing::warn!(%error, "some leases could not be renewed");
+                return Ok((0..).zip(claims).map(|(position, _)| renewed_or_unanswered(&renewed, position)).collect());
+            }
+        }
     }
-    session.give_back();
     let seen: HashMap<&str, &LeaseRecord> =
         seen.iter().map(|record| (record.scope.as_str(), record)).collect();
     let outcome = |(position, claim): (i64, &Claim)| {
@@ -266,11 +278,33 @@ pub(super) async fn renew(pool: &Pool, claims: &[Claim]) -> Result<Vec<RenewOutc
         }
         RenewOutcome::Lost(match seen.get(claim.scope.as_str()) {
             None => LossReason::Gone,
-            Some(record) if record.term == claim.term && record.epoch == claim.epoch => LossReason::Expired,
+            Some(record) if record.term == claim.term && record.epoch == claim.epoch => match all_answered {
+                true => LossReason::Expired,
+                false => return RenewOutcome::Unanswered,
+            },
             Some(record) => LossReason::Superseded { holder: record.holder.clone(), epoch: record.epoch },
         })
     };
     Ok((0..).zip(claims).map(outcome).collect())
+}
+
+fn renewed_or_unanswered(renewed: &HashSet<i64>, position: i64) -> RenewOutcome {
+    match renewed.contains(&position) {
+        true => RenewOutcome::Renewed,
+        false => RenewOutcome::Unanswered,
+    }
+}
+
+/// Waits for rows that are locked. `None` for the renewed ones: one of them stayed locked for too long.
+async fn renew_the_rest(
+    session: &Session,
+    rest: &ClaimColumns<'_>,
+) -> Result<(Option<HashSet<i64>>, Vec<LeaseRecord>), StoreError> {
+    session.prepare(&[RENEW_LOCKED, LOOK_AT]).await?;
+    let params: [&(dyn ToSql + Sync); 1] = [&rest.scopes];
+    let (late, looked) = join!(renewed_of(session, RENEW_LOCKED, rest), session.rows(LOOK_AT, &params));
+    let late = late.inspect_err(|error| tracing::warn!(%error, "a lease stays locked")).ok();
+    Ok((late, rows::all(&looked?, record)?))
 }
 
 #[derive(Default)]

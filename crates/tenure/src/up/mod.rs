@@ -30,13 +30,14 @@ use tenure_lease::{
 use tenure_model::ShardId;
 use tenure_scheduler::{OwnerConfig, ReportInbox, Scheduler, SchedulerMetrics, SchedulerParts};
 use tenure_store::SharedStore;
-use tenure_store_postgres::{PostgresOptions, PostgresStore};
+use tenure_store_postgres::{PostgresLeaseOptions, PostgresLeases, PostgresOptions, PostgresStore};
 use tenure_store_sqlite::{SqliteOptions, SqliteStore};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery;
+use crate::epochs::Epochs;
 use data::DataFolder;
 use executor::{LocalControlPlane, LocalExecutor};
 use folder::{DagFolder, FolderReport};
@@ -61,6 +62,9 @@ pub struct UpArgs {
     /// Keep the state in Postgres (postgres://user:password@host/database) instead of SQLite
     #[arg(long, env = "TENURE_DATABASE_URL", hide_env_values = true, value_name = "URL")]
     pub database_url: Option<String>,
+    /// How epochs grow on Postgres
+    #[arg(long, env = "TENURE_EPOCHS", value_enum, value_name = "HOW", default_value_t)]
+    pub epochs: Epochs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -115,7 +119,8 @@ async fn serve(args: UpArgs) -> Result<()> {
     let address = listener.local_addr()?;
     let url = format!("http://{address}");
 
-    let Database { store, leases, fences, name: database } = open_database(&args, &data, &clock, &entropy).await?;
+    let Database { store, leases, fences, lent, name: database } =
+        open_database(&args, &data, &clock, &entropy).await?;
     let profile = args.profile.unwrap_or(match args.database_url {
         Some(_) => Profile::Pro,
         None => Profile::Lite,
@@ -138,8 +143,8 @@ async fn serve(args: UpArgs) -> Result<()> {
     let actor = holder.name.clone();
     let lease_metrics = LeaseMetrics::register(&mut registry, Arc::clone(&clock));
     let elector_parts = ElectorParts {
-        leases: Arc::clone(&leases),
-        fences: Arc::clone(&fences),
+        leases,
+        fences,
         clock: Arc::clone(&clock),
         entropy: entropy.clone(),
         metrics: lease_metrics.clone(),
@@ -172,8 +177,8 @@ async fn serve(args: UpArgs) -> Result<()> {
     let readiness = Arc::new(health::Health::new(scheduler.handle(), Arc::clone(&clock)));
     let state = ApiState {
         store: Arc::clone(&store),
-        leases,
-        fences,
+        leases: lent.leases,
+        fences: lent.fences,
         entropy: entropy.clone(),
         clock: Arc::clone(&clock),
         token: TokenDigest::of(&data.token),
@@ -241,7 +246,14 @@ struct Database {
     store: SharedStore,
     leases: Arc<dyn LeaseStore>,
     fences: Arc<dyn FenceStore>,
+    /// For other components, over HTTP.
+    lent: Lent,
     name: String,
+}
+
+struct Lent {
+    leases: Arc<dyn LeaseStore>,
+    fences: Arc<dyn FenceStore>,
 }
 
 async fn open_database(
@@ -252,13 +264,32 @@ async fn open_database(
 ) -> Result<Database> {
     let database = match &args.database_url {
         Some(url) => {
-            let store = Arc::new(PostgresStore::connect(url, PostgresOptions::default(), entropy).await?);
-            Database { store: store.clone(), leases: store.clone(), fences: store, name: "Postgres".into() }
+            let epochs = args.epochs.mint();
+            let options = PostgresOptions { epochs, ..PostgresOptions::default() };
+            let store = Arc::new(PostgresStore::connect(url, options, entropy).await?);
+            // On connections of their own: whatever clients do, the scheduler's own renewals get through.
+            let options = PostgresLeaseOptions { application_name: "tenure lease API".into(), epochs };
+            let lent = Arc::new(PostgresLeases::connect(url, options, entropy).await?);
+            let lent = Lent { leases: lent.clone(), fences: lent };
+            Database {
+                store: store.clone(),
+                leases: store.clone(),
+                fences: store,
+                lent,
+                name: "Postgres".into(),
+            }
         }
         None => {
             let path = data.root.join("tenure.db");
             let store = Arc::new(SqliteStore::open(&path, SqliteOptions::default(), Arc::clone(clock))?);
-            Database { store: store.clone(), leases: store.clone(), fences: store, name: "SQLite".into() }
+            let lent = Lent { leases: store.clone(), fences: store.clone() };
+            Database {
+                store: store.clone(),
+                leases: store.clone(),
+                fences: store,
+                lent,
+                name: "SQLite".into(),
+            }
         }
     };
     let shards = database.store.shard_count().await?;
