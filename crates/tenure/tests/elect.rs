@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{Site, Wiring};
-use harness::{Arena, BINARY, Candidate, SCOPE, SOON, is_alive, text, wait};
+use harness::{Arena, BINARY, Candidate, SCOPE, SOON, Terminal, is_alive, text, wait};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tenure_testkit::{Etcd, Postgres, Settings};
@@ -520,31 +520,49 @@ fn a_wait_ends_at_once_when_asked_to() {
 #[test]
 fn a_terminal_is_lent_to_the_command_and_taken_back() {
     let arena = Arena::sqlite();
-    // In a terminal of its own: first the command reads from it, then the shell that has started it.
+    // First the command reads from it, then the shell that has started it.
     let inside = format!(
         "{BINARY} elect {SCOPE} --backend {} -- sh -c 'read a; echo \"command:$a\"'; read b; echo \"shell:$b\"",
         arena.backend
     );
-    let mut terminal = Command::new("script")
-        .args(["-qefc", &inside, "/dev/null"])
-        .env("SHELL", "/bin/sh")
-        .stdin(Stdio::piped())
-        .stdout(std::fs::File::create(arena.path("screen")).unwrap())
-        .spawn()
-        .unwrap();
-    let mut keys = terminal.stdin.take().unwrap();
-    let shows = |words: &str| {
-        wait(&format!("{words:?} on the screen: {}", arena.trace("screen")), SOON, || {
-            arena.trace("screen").contains(words).then_some(())
-        });
-    };
-    shows("leading");
-    keys.write_all(b"one\n").unwrap();
-    shows("command:one");
-    keys.write_all(b"two\n").unwrap();
-    shows("shell:two");
-    drop(keys);
-    wait("the terminal to close", SOON, || terminal.try_wait().unwrap());
+    let mut terminal = Terminal::running(&arena, &inside);
+    terminal.shows("leading");
+    terminal.types("one\n");
+    terminal.shows("command:one");
+    terminal.types("two\n");
+    terminal.shows("shell:two");
+}
+
+#[test]
+fn ctrl_z_stops_nothing_where_nobody_could_resume_it() {
+    let arena = Arena::sqlite();
+    let inside = format!(
+        "{BINARY} elect {SCOPE} --backend {} -- sh -c 'echo up; read a; echo \"got:$a\"'",
+        arena.backend
+    );
+    let mut terminal = Terminal::running(&arena, &inside);
+    terminal.shows("up");
+    terminal.types("\u{1a}");
+    terminal.shows("^Z");
+    terminal.types("one\n");
+    terminal.shows("got:one");
+}
+
+#[test]
+fn a_shell_sees_ctrl_z_as_the_stop_of_its_job_and_goes_on_with_fg() {
+    let arena = Arena::sqlite();
+    let inside = format!(
+        "PS1='ready$ ' bash --norc -i -c 'set -m; {BINARY} elect {SCOPE} --backend {} -- \
+         sh -c \"echo up; read a; echo got:\\$a\"; jobs; fg; echo end:$?'",
+        arena.backend
+    );
+    let mut terminal = Terminal::running(&arena, &inside);
+    terminal.shows("up");
+    terminal.types("\u{1a}");
+    terminal.shows("Stopped");
+    terminal.types("one\n");
+    terminal.shows("got:one");
+    terminal.shows("end:0");
 }
 
 #[test]

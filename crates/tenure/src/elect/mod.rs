@@ -276,7 +276,7 @@ async fn ending(signals: &mut Signals) -> Signal {
         let signal = signals.next().await;
         match signal {
             Signal::TERM | Signal::INT | Signal::HUP | Signal::QUIT => return signal,
-            Signal::TSTP => stop_self(),
+            Signal::TSTP if terminal::somebody_can_resume() => stop_self(),
             _ => {}
         }
     }
@@ -376,7 +376,8 @@ impl Stand<'_> {
                     }
                 }
                 news = ward.next() => match news {
-                    News::Stopped => stop_job(),
+                    News::Stopped if terminal::somebody_can_resume() => stop_job(),
+                    News::Stopped => ward.resume(),
                     News::Ended { end, cut: None } => return Ok(Outcome::Ended(end.exit_code())),
                     News::Ended { cut: Some(Cut::Ordered), end } if !tenure.lost().is_cancelled() => {
                         return Ok(Outcome::Ended(end.exit_code()));
@@ -395,6 +396,7 @@ impl Stand<'_> {
                     }
                 },
                 signal = self.signals.next() => match signal {
+                    Signal::TSTP if !terminal::somebody_can_resume() => {}
                     Signal::TSTP => {
                         ward.signal(signal);
                         stop_self();

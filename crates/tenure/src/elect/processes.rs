@@ -59,7 +59,7 @@ fn numbers(folder: &str) -> Vec<i32> {
 }
 
 /// The second field is the program's name in brackets and may hold anything, brackets included.
-fn parent(pid: i32) -> Option<i32> {
+pub fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
 }

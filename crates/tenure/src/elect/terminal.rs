@@ -5,6 +5,8 @@
 
 use rustix::process::Pid;
 
+use super::processes;
+
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
     /// The group that the shell knows as its job.
@@ -26,6 +28,23 @@ impl Terminal {
     pub fn take_back(self, command: Pid) {
         pass(command, self.wrapper);
     }
+}
+
+/// There is a shell above this process that minds its jobs. Without one (in a container, say) nobody would ever
+/// continue what is stopped; the kernel, too, stops no process group of that kind.
+pub fn somebody_can_resume() -> bool {
+    let (session, group) = (rustix::process::getsid(None), rustix::process::getpgrp());
+    let mut parent = rustix::process::getppid();
+    while let Some(above) = parent {
+        if rustix::process::getsid(Some(above)) != session {
+            return false;
+        }
+        if rustix::process::getpgid(Some(above)) != Ok(group) {
+            return true;
+        }
+        parent = processes::parent(above.as_raw_pid()).and_then(Pid::from_raw);
+    }
+    false
 }
 
 /// A process outside the foreground is stopped when it reaches for the terminal, so this one joins the

@@ -3,8 +3,10 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,7 +87,9 @@ impl Arena {
             .env("T", self.folder.path())
             .env("TENURE_TOKEN", &self.token)
             .env_remove("TENURE_LEASE_DURATION")
-            .stdin(Stdio::null());
+            .stdin(Stdio::null())
+            // As a shell that minds its jobs would start it.
+            .process_group(0);
         command
     }
 
@@ -298,6 +302,46 @@ impl Drop for Candidate<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A terminal with a shell in it.
+pub struct Terminal<'a> {
+    arena: &'a Arena,
+    screen: Child,
+    keys: ChildStdin,
+}
+
+impl<'a> Terminal<'a> {
+    pub fn running(arena: &'a Arena, line: &str) -> Self {
+        let mut screen = Command::new("script")
+            .args(["-qefc", line, "/dev/null"])
+            .env("SHELL", "/bin/sh")
+            .env_remove("TENURE_LEASE_DURATION")
+            .stdin(Stdio::piped())
+            .stdout(std::fs::File::create(arena.path("screen")).unwrap())
+            .spawn()
+            .unwrap();
+        let keys = screen.stdin.take().unwrap();
+        Self { arena, screen, keys }
+    }
+
+    pub fn types(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    #[track_caller]
+    pub fn shows(&self, words: &str) {
+        let shown = || self.arena.trace("screen").contains(words).then_some(());
+        wait(&format!("{words:?} on the screen of {}", self.arena.folder.path().display()), SOON, shown);
+    }
+}
+
+impl Drop for Terminal<'_> {
+    /// Hangs up: the kernel tells everybody in it.
+    fn drop(&mut self) {
+        let _ = self.screen.kill();
+        let _ = self.screen.wait();
     }
 }
 
