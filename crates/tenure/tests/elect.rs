@@ -321,6 +321,16 @@ fn a_holder_that_is_cut_off_from_its_store_ends_its_command_in_time() {
 }
 
 #[test]
+fn epochs_by_the_clock_outgrow_those_that_count() {
+    let arena = Arena::postgres();
+    let counted = arena.candidate(&[], "exit 0").runs();
+    let by_clock = arena.candidate(&["--epochs", "clock"], "exit 0").runs();
+    let millis_of_2020 = 1_577_836_800_000;
+    assert!(counted < millis_of_2020 && by_clock > millis_of_2020, "{counted}, then {by_clock}");
+    assert_eq!(arena.candidate(&[], "exit 0").runs(), by_clock + 1);
+}
+
+#[test]
 fn a_short_absence_of_the_store_costs_nothing() {
     let postgres = Postgres::own(Settings::default());
     let arena = Arena::on(&postgres.url(), "6s");

@@ -12,6 +12,7 @@ use tenure_store_sqlite::SqliteLeases;
 
 use crate::cli::{Failure, Globals, endpoint};
 use crate::discovery::Endpoint;
+use crate::epochs::Epochs;
 
 /// Where leases can be kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,7 @@ impl Backend {
     pub async fn open(
         &self,
         globals: &Globals,
+        epochs: Epochs,
         clock: &Arc<dyn Clock>,
         entropy: &Entropy,
     ) -> Result<Opened, Failure> {
@@ -61,7 +63,7 @@ impl Backend {
             }
             Self::Postgres(url) => {
                 let options =
-                    PostgresLeaseOptions { application_name: "tenure elect".into(), ..Default::default() };
+                    PostgresLeaseOptions { application_name: "tenure elect".into(), epochs: epochs.mint() };
                 let leases = PostgresLeases::connect(url, options, entropy).await.map_err(unreachable)?;
                 Ok(Opened::both(leases))
             }

@@ -35,6 +35,7 @@ use tenure_model::duration;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{Failure, Globals, NOT_THE_MASTER};
+use crate::epochs::Epochs;
 use backend::{Backend, Opened};
 pub use keeper::run_hidden_subcommand;
 use link::Cut;
@@ -94,6 +95,9 @@ pub struct ElectArgs {
     /// the program fences its writes with the epoch
     #[arg(long)]
     fast_failover: bool,
+    /// How epochs are minted on Postgres; other backends have their own way
+    #[arg(long, env = "TENURE_EPOCHS", value_enum, value_name = "HOW", default_value_t)]
+    epochs: Epochs,
     /// When the lease is lost: end with exit code 73, or stand for it again
     #[arg(long, value_enum, value_name = "WHAT", default_value = "exit")]
     on_loss: OnLoss,
@@ -173,7 +177,7 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
     let mut signals = Signals::install()?;
     let backend = args.backend.clone().unwrap_or(Backend::Server(None));
     let opening = async {
-        let opened = backend.open(globals, &clock, &entropy).await?;
+        let opened = backend.open(globals, args.epochs, &clock, &entropy).await?;
         // A wrong token or a store without tables shows now, not in a wait without end.
         opened.leases.find_lease(&args.scope).await.map_err(not_opened)?;
         Ok::<Opened, Failure>(opened)
