@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tenure_clock::{BootTime, Clock, Entropy};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Semaphore, broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -230,9 +231,10 @@ impl Elector {
         let (metrics, on_loss) = (parts.metrics.clone(), config.on_loss);
         let watching = metrics.clone();
         let watchdog = Watchdog::start(Arc::clone(&parts.clock), rules.margin, move |reins, reason| {
-            told_lost(&watching, reins, &reason, on_loss);
-            // The elector may have gone; then nobody needs to know.
+            // First what matters: a full pipe behind the log must not keep it. The elector may have gone; then
+            // nobody needs to know.
             let _ = trips.send((reins.scope().clone(), reins.term()));
+            told_lost(&watching, reins, &reason, on_loss);
         });
         let watchdog = watchdog.map_err(ElectorError::Watchdog)?;
         let patience = rules.drain_for + rules.call_budget() * 4;
@@ -248,9 +250,10 @@ impl Elector {
             voters: BTreeMap::new(),
             withdrawals: BTreeMap::new(),
             calls: FuturesUnordered::new(),
-            acquires: Arc::new(Semaphore::new(ACQUIRES_AT_ONCE)),
+            campaigns: BTreeMap::new(),
             lifeline: Tie::Absent,
             peers: vec![],
+            stopping: false,
         };
         let ended = CancellationToken::new();
         let end = ended.clone().drop_guard();
@@ -299,8 +302,8 @@ impl Drop for Elector {
     }
 }
 
-/// A takeover of hundreds of scopes must not take every connection at once.
-const ACQUIRES_AT_ONCE: usize = 4;
+/// How long a process that must end waits for its last line to be written.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Before a lifeline that could not be tied is tried again.
 const TIE_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
@@ -332,10 +335,12 @@ struct Office {
     voters: BTreeMap<CampaignId, mpsc::UnboundedSender<Tenure>>,
     withdrawals: BTreeMap<CampaignId, Vec<oneshot::Sender<()>>>,
     calls: FuturesUnordered<Call>,
-    acquires: Arc<Semaphore>,
+    /// What is stood for, in case everything has to be begun anew.
+    campaigns: BTreeMap<CampaignId, Campaign>,
     hints: Option<broadcast::Receiver<Hint>>,
     lifeline: Tie,
     peers: Vec<Session>,
+    stopping: bool,
 }
 
 impl Office {
@@ -369,8 +374,17 @@ impl Office {
                 }
                 () = due => Event::Tick,
             };
-            let now = self.now();
-            let effects = self.protocol.step(now, event);
+            if let Event::Resign { scope, .. } = &event
+                && let Some(reins) = self.reins.get(scope).filter(|reins| reins.was_fenced())
+            {
+                told_lost(&self.parts.metrics, reins, &LossReason::Fenced, self.on_loss);
+            }
+            self.stopping |= matches!(event, Event::Stop);
+            let step = AssertUnwindSafe(|| {
+                let now = self.now();
+                self.protocol.step(now, event)
+            });
+            let effects = catch_unwind(step).unwrap_or_else(|_| self.start_over());
             let stopped = effects.contains(&Effect::Stopped);
             effects.into_iter().for_each(|effect| self.carry_out(effect));
             self.post_changes();
@@ -384,6 +398,38 @@ impl Office {
         Now { boot: self.parts.clock.boottime(), wall: self.parts.clock.now() }
     }
 
+    /// A panic in a decision is a defect, but not the end: everything held is let go of, and stood for anew.
+    fn start_over(&mut self) -> Vec<Effect> {
+        tracing::error!("the elector's decisions have panicked; it starts over");
+        for reins in std::mem::take(&mut self.reins).into_values() {
+            if reins.trip(LossReason::Confused) {
+                told_lost(&self.parts.metrics, &reins, &LossReason::Confused, self.on_loss);
+            }
+            reins.settle();
+        }
+        for (id, done) in std::mem::take(&mut self.withdrawals) {
+            self.campaigns.remove(&id);
+            self.voters.remove(&id);
+            drop(done); // nothing of it is held any more, which is what they wait for
+        }
+        // Answers to what was asked before would be taken for answers to what is asked from now on.
+        self.calls = FuturesUnordered::new();
+        if !matches!(self.lifeline, Tie::Tied(_) | Tie::Never) {
+            self.lifeline = Tie::Absent;
+            self.tie();
+        }
+        let now = self.now();
+        self.protocol = Protocol::new(self.rules.clone(), self.parts.entropy.clone(), now);
+        if self.stopping {
+            return vec![Effect::Stopped];
+        }
+        let campaigns = self.campaigns.clone();
+        campaigns
+            .into_iter()
+            .flat_map(|(id, campaign)| self.protocol.step(now, Event::Stand(id, campaign)))
+            .collect()
+    }
+
     fn until_due(&self) -> Option<Duration> {
         let now = self.parts.clock.boottime();
         // At least a moment, so that a mistake here costs speed and not a core.
@@ -394,6 +440,7 @@ impl Office {
         match command {
             Some(Command::Stand(id, campaign, voter)) => {
                 self.voters.insert(id, voter);
+                self.campaigns.insert(id, campaign.clone());
                 Some(Event::Stand(id, campaign))
             }
             Some(Command::Withdraw(id, done)) => {
@@ -414,9 +461,7 @@ impl Office {
         let budget = self.rules.call_budget();
         match effect {
             Effect::Acquire(request) => {
-                let slots = Arc::clone(&self.acquires);
                 self.call(async move {
-                    let _slot = slots.acquire_owned().await;
                     let (scope, term, sent) = (request.scope.clone(), request.term, clock.boottime());
                     let outcome = bounded(budget, async move { leases.acquire(&request).await }).await;
                     Event::Acquired { scope, term, sent, outcome }
@@ -506,6 +551,7 @@ impl Office {
             }
             Effect::Withdrawn(id) => {
                 self.voters.remove(&id);
+                self.campaigns.remove(&id);
                 for done in self.withdrawals.remove(&id).into_iter().flatten() {
                     let _ = done.send(()); // the caller may have given up waiting
                 }
@@ -609,7 +655,17 @@ fn told_lost(metrics: &LeaseMetrics, reins: &Reins, reason: &LossReason, on_loss
     match on_loss {
         LossPolicy::Demote => tracing::warn!(%scope, %epoch, %reason, "lease lost"),
         LossPolicy::Exit(code) => {
-            tracing::error!(%scope, %epoch, %reason, code, "lease lost; this process ends now");
+            let (scope, reason) = (scope.clone(), reason.clone());
+            let (said, waiting) = std::sync::mpsc::channel();
+            let speaking = std::thread::Builder::new().spawn(move || {
+                tracing::error!(%scope, %epoch, %reason, code, "lease lost; this process ends now");
+                // The process may be over by then.
+                let _ = said.send(());
+            });
+            if speaking.is_ok() {
+                // Whoever reads the log gets this long; the exit does not depend on it.
+                let _ = waiting.recv_timeout(LAST_WORDS);
+            }
             std::process::exit(code);
         }
     }

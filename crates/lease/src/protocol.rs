@@ -35,7 +35,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Three tries fit into one duration.
+    /// So early that a renewal which fails can be repeated before the deadline.
     pub fn renew_every(&self) -> Duration {
         self.duration / 3
     }
@@ -44,9 +44,9 @@ impl Rules {
         self.duration / 12
     }
 
-    /// How long one call may take, so that a failed one leaves time for two more.
+    /// How long one call may take: a third of what the holder has.
     pub fn call_budget(&self) -> Duration {
-        self.duration / 3
+        self.duration.saturating_sub(self.margin) / 3
     }
 
     fn valid_until(&self, sent: BootTime, lasts: Duration) -> BootTime {
@@ -338,6 +338,8 @@ struct Share {
     /// Scopes that another campaign of this process stands for.
     taken: Vec<Scope>,
     member_seat: Scope,
+    /// Which seat of its instance's that is: living processes of one name sit side by side.
+    seat_number: u32,
     members: BTreeSet<Session>,
     /// Members that are said to have crashed, with the version their seat had then.
     crashed: BTreeMap<Session, u64>,
@@ -360,6 +362,9 @@ struct Share {
 }
 
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
+/// Acquires in flight, and releases: hundreds of scopes that move at once must not take every connection, nor make a
+/// stop wait for a queue of calls that nobody wants any more.
+const CALLS_AT_ONCE: usize = 4;
 /// More looks than this at once are one listing.
 const FEW_LOOKS: usize = 4;
 
@@ -494,11 +499,8 @@ impl Protocol {
             return;
         }
         let own = &self.rules.holder;
-        let member_seat = Scope::member(&campaign.component, &own.instance);
-        let member_seat = match self.seats.contains_key(&member_seat) {
-            false => member_seat,
-            true => self.other_member_seat(&campaign.component, id),
-        };
+        let mut seat_number = 1;
+        let member_seat = self.member_seat(&campaign.component, &mut seat_number);
         // What another campaign of this process still stands for is waited for until that one lets go of it.
         let wanted: BTreeSet<Scope> = campaign.scopes.iter().cloned().collect();
         let (taken, scopes): (Vec<Scope>, Vec<Scope>) =
@@ -512,6 +514,7 @@ impl Protocol {
             common_prefix: common_prefix(&campaign.scopes),
             taken,
             member_seat,
+            seat_number,
             members: BTreeSet::from([own.session]),
             crashed: BTreeMap::new(),
             list_at: Some(now.boot),
@@ -530,10 +533,19 @@ impl Protocol {
         self.changed.extend(scopes);
     }
 
-    /// Somebody else already sits under this instance's name.
-    fn other_member_seat(&self, component: &str, id: CampaignId) -> Scope {
-        let Holder { instance, session, .. } = &self.rules.holder;
-        Scope::member(component, &format!("{instance}.{}.{}", session.0.simple(), id.0))
+    /// The first seat from this number on that no campaign of this process has. Numbered, not named after the
+    /// session, so that restarts do not leave ever new names behind.
+    fn member_seat(&self, component: &str, number: &mut u32) -> Scope {
+        loop {
+            let seat = match *number {
+                1 => Scope::member(component, &self.rules.holder.instance),
+                more => Scope::member(component, &format!("{}.{more}", self.rules.holder.instance)),
+            };
+            if !self.seats.contains_key(&seat) {
+                return seat;
+            }
+            *number += 1;
+        }
     }
 
     fn withdraw(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
@@ -588,6 +600,8 @@ impl Protocol {
             return;
         };
         self.changed.insert(scope.clone());
+        // There is room for another call, whoever wants it.
+        self.shares.values_mut().for_each(|share| share.dirty = true);
         let unwanted = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
         match outcome {
             Ok(AcquireOutcome::Granted(record)) => {
@@ -863,12 +877,22 @@ impl Protocol {
         let known_dead = unchanged.and_then(|seen| seen.free).filter(|(takeover, _)| {
             matches!((takeover, &record), (Takeover::OfDead(dead), Some(record)) if *dead == record.term)
         });
+        // It was said of this holder before anything of it was seen here.
+        let same_term = |seen: &Seen| {
+            seen.record.as_ref().map(|record| record.term) == record.as_ref().map(|record| record.term)
+        };
+        let said_dead = record.as_ref().filter(|record| {
+            !before.as_ref().is_some_and(same_term)
+                && share.is_some_and(|share| share.crashed.contains_key(&record.holder.session))
+        });
+        let said_dead = said_dead.map(|record| Takeover::OfDead(record.term));
         let stalled_for = now.boot.saturating_since(unchanged_since);
         let takeover = match &record {
             None => Some(Takeover::IfFree),
             Some(record) if !record.is_held() => Some(Takeover::IfFree),
             Some(record) => {
-                self.rules.takeover_of(record, sole, stalled_for).or(known_dead.map(|(how, _)| how))
+                let known_dead = known_dead.map(|(how, _)| how);
+                self.rules.takeover_of(record, sole, stalled_for).or(known_dead).or(said_dead)
             }
         };
         let was_free = before.as_ref().and_then(|seen| seen.free).map(|(_, since)| since);
@@ -1059,7 +1083,13 @@ impl Protocol {
     /// member's seat goes with the first of them, so that the others count on one member less and take what comes.
     fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
         let in_flight: BTreeSet<&Scope> = self.renewal.iter().flatten().map(|claim| &claim.scope).collect();
+        let releasing =
+            self.seats.values().filter(|seat| matches!(seat.state, State::Releasing { .. })).count();
+        let mut room = CALLS_AT_ONCE.saturating_sub(releasing);
         for (scope, seat) in &mut self.seats {
+            if room == 0 {
+                return;
+            }
             let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
             let unwanted = match &seat.state {
                 State::Draining { held, resigned: true, .. } => Some(held),
@@ -1079,6 +1109,7 @@ impl Protocol {
                 let record = held.record.clone();
                 seat.give_back(record, self.rules.duration, effects);
                 self.changed.insert(scope.clone());
+                room -= 1;
             }
         }
     }
@@ -1127,7 +1158,7 @@ impl Protocol {
         let Some(share) = self.shares.get(&id).filter(|share| !share.withdrawn) else { return };
         let scope = share.member_seat.clone();
         let (note, sole) = (share.campaign.note.clone(), share.campaign.sole_instance && !share.seated);
-        let component = share.campaign.component.clone();
+        let (component, mut number) = (share.campaign.component.clone(), share.seat_number);
         let Some(seat) = self.seats.get_mut(&scope) else { return };
         if !matches!(seat.state, State::Following) || seat.not_before.is_some() {
             return;
@@ -1140,11 +1171,12 @@ impl Protocol {
                 Some(takeover) => takeover,
                 None => {
                     // Another living process has this name; both may sit.
+                    number += 1;
+                    let other = self.member_seat(&component, &mut number);
                     self.seats.remove(&scope);
-                    let other = self.other_member_seat(&component, id);
                     self.seats.insert(other.clone(), Seat::new(id, Kind::Member));
                     if let Some(share) = self.shares.get_mut(&id) {
-                        share.member_seat = other;
+                        (share.member_seat, share.seat_number) = (other, number);
                     }
                     self.sit_among_members(now, id, effects);
                     return;
@@ -1222,11 +1254,15 @@ impl Protocol {
         share.short = mine < share.preferred.len() / share.members.len();
         let hand_over = share.once_settled(plan.hand_over, leaving, now.boot, self.rules.settling());
         let note = share.campaign.note.clone();
+        // A few at a time: each answer lets the next one go, and a withdrawal has little to wait for.
+        let acquiring = |seat: &&Seat| matches!(seat.state, State::Acquiring { .. });
+        let mut room = CALLS_AT_ONCE.saturating_sub(self.seats.values().filter(acquiring).count());
         for scope in plan.take {
-            let Some(seat) = self.seats.get(&scope) else { continue };
+            let Some(seat) = self.seats.get(&scope).filter(|_| room > 0) else { continue };
             let free = seat.seen.as_ref().and_then(|seen| seen.free);
             if let Some((takeover, _)) = free {
                 self.acquire(now, &scope, takeover, &note, effects);
+                room -= 1;
             }
         }
         if let Some(scope) = hand_over

@@ -324,3 +324,89 @@ fn a_leaving_member_gives_its_seat_back_before_its_work_has_stopped() {
     let given_back = |effect: &Effect| matches!(effect, Effect::Release(claim) if claim.scope == seat.scope);
     assert!(effects.iter().any(given_back), "{effects:?}");
 }
+
+#[test]
+fn what_the_store_could_not_say_extends_nothing_and_is_asked_again_soon() {
+    let mut desk = Desk::new();
+    desk.leading();
+    let renewing = desk.after(DURATION / 3, Event::Tick);
+    let Some(Effect::Renew(claims)) = renewing.iter().find(|effect| matches!(effect, Effect::Renew(_)))
+    else {
+        panic!("no renewal in {renewing:?}");
+    };
+    let outcome = Ok(vec![RenewOutcome::Unanswered; claims.len()]);
+    let effects = desk.step(Event::Renewed { sent: desk.boot(), outcome });
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Extend { .. } | Effect::Trip { .. })));
+    assert!(effects.iter().any(|effect| matches!(effect, Effect::RenewalFailed { .. })), "{effects:?}");
+    let again = desk.after(DURATION / 8, Event::Tick);
+    assert!(again.iter().any(|effect| matches!(effect, Effect::Renew(_))), "{again:?}");
+}
+
+#[test]
+fn hundreds_of_free_scopes_are_asked_for_a_few_at_a_time() {
+    let mut desk = Desk::new();
+    let scopes: Vec<Scope> = (0..300).map(|number| Scope::new(format!("many/{number:03}"))).collect();
+    let (component, note) = ("many".into(), String::new());
+    let mut in_flight = vec![];
+    let mut collect = |effects: Vec<Effect>, in_flight: &mut Vec<AcquireRequest>| {
+        let contested = effects.into_iter().filter_map(|effect| match effect {
+            Effect::Acquire(request) if request.scope.as_member().is_none() => Some(request),
+            _ => None,
+        });
+        in_flight.extend(contested);
+    };
+    collect(
+        desk.step(Event::Stand(CAMPAIGN, Campaign { component, scopes, note, sole_instance: false })),
+        &mut in_flight,
+    );
+    collect(desk.listed(None), &mut in_flight);
+    let mut won = 0;
+    while let Some(request) = in_flight.pop() {
+        assert!(in_flight.len() < CALLS_AT_ONCE, "{} at once", in_flight.len() + 1);
+        let record = LeaseRecord {
+            scope: request.scope.clone(),
+            ..record(request.holder.clone(), request.term, 1, 1)
+        };
+        let (sent, outcome) = (desk.boot(), Ok(AcquireOutcome::Granted(record)));
+        collect(
+            desk.step(Event::Acquired { scope: request.scope, term: request.term, sent, outcome }),
+            &mut in_flight,
+        );
+        won += 1;
+    }
+    assert_eq!(won, 300);
+}
+
+#[test]
+fn a_crash_that_was_told_before_its_scope_was_seen_is_not_forgotten() {
+    let mut desk = Desk::new();
+    desk.stand();
+    let member = LeaseRecord { scope: Scope::member("controller", "b"), ..theirs(1) };
+    let listing = Listing { members: vec![member], leases: Some(vec![]) };
+    // The scope is free, and while it is asked for, its new holder takes it and dies.
+    let effects = desk.step(Event::Listed { campaign: CAMPAIGN, outcome: Ok(listing) });
+    let request = requested(&effects).expect("what is free is taken");
+    desk.step(Event::Hint(Hint::Crashed(theirs(1).holder.session)));
+    let (sent, outcome) = (desk.boot(), Ok(AcquireOutcome::Held(theirs(1))));
+    let effects = desk.step(Event::Acquired { scope: scope(), term: request.term, sent, outcome });
+    let again = requested(&effects).expect("nobody waits for the dead");
+    assert_eq!(again.takeover, Takeover::OfDead(theirs(1).term));
+}
+
+#[test]
+fn processes_of_one_name_sit_side_by_side_on_numbered_seats() {
+    let mut desk = Desk::new();
+    let seat_of = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Acquire(request) if request.scope.as_member().is_some() => Some(request.clone()),
+            _ => None,
+        })
+    };
+    let first = seat_of(&desk.stand()).expect("a seat is asked for");
+    assert_eq!(first.scope.as_str(), "members/controller/a");
+    let twin =
+        LeaseRecord { scope: first.scope.clone(), ..record(holder("a", 9), Term(Uuid::from_u128(90)), 1, 1) };
+    let (sent, outcome) = (desk.boot(), Ok(AcquireOutcome::Held(twin)));
+    let effects = desk.step(Event::Acquired { scope: first.scope, term: first.term, sent, outcome });
+    assert_eq!(seat_of(&effects).expect("another seat").scope.as_str(), "members/controller/a.2");
+}

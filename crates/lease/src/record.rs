@@ -58,7 +58,8 @@ impl Scope {
     /// The seat of one member of a component: whoever stands for scopes holds one, so that members are
     /// counted, listed and found dead with the same three verbs as everything else.
     pub fn member(component: &str, member: &str) -> Self {
-        Self::new(format!("{}{member}", Self::members_of(component)))
+        // One part, whatever the member calls itself.
+        Self::new(format!("{}{}", Self::members_of(component), member.replace('/', "_")))
     }
 
     /// What the seats of all members of a component begin with.

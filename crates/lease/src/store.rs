@@ -179,8 +179,10 @@ pub enum LossReason {
     Suspended,
     #[error("it was not given back in time")]
     DrainTimedOut,
-    #[error("the tie to the lease store was cut, so others may take this process for dead")]
-    Cut,
+    #[error("a write was refused: the fence has moved on")]
+    Fenced,
+    #[error("the elector itself has failed")]
+    Confused,
 }
 
 impl LossReason {
@@ -193,7 +195,8 @@ impl LossReason {
             Self::DeadlinePassed => "deadline",
             Self::Suspended => "suspended",
             Self::DrainTimedOut => "drain_timeout",
-            Self::Cut => "cut",
+            Self::Fenced => "fenced",
+            Self::Confused => "confused",
         }
     }
 }

@@ -211,6 +211,17 @@ impl Tenure {
     }
 
     /// Whether it leads, and whether its latest renewal has succeeded.
+    /// A write under this term was refused by the fence, whatever the lease says: somebody else has been told to
+    /// write. Ends the authority at once, and gives back what there is to give back.
+    pub fn fenced(&self) {
+        if !self.inner.lost.is_cancelled() {
+            // Another thread may be faster; then its reason stands.
+            let _ = self.inner.why.set(LossReason::Fenced);
+        }
+        self.inner.lost.cancel();
+        self.inner.resigned.cancel();
+    }
+
     pub fn renewal_status(&self) -> RenewalStatus {
         self.inner.renewal_status()
     }
@@ -259,6 +270,11 @@ impl Reins {
 
     pub(crate) fn renewal_status(&self) -> RenewalStatus {
         self.inner.renewal_status()
+    }
+
+    /// The holder itself has found out that it must not write.
+    pub(crate) fn was_fenced(&self) -> bool {
+        self.inner.why.get() == Some(&LossReason::Fenced)
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -17,6 +17,7 @@ const GLANCE: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     shared: Arc<Shared>,
+    clock: Arc<dyn Clock>,
 }
 
 #[derive(Debug)]
@@ -27,7 +28,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Watched {
-    reins: Vec<Reins>,
+    /// With how long the machine had been suspended when the term began.
+    terms: Vec<(Reins, Duration)>,
     ended: bool,
 }
 
@@ -45,16 +47,15 @@ impl Watchdog {
         on_trip: impl Fn(&Reins, LossReason) + Send + 'static,
     ) -> std::io::Result<Self> {
         let shared = Arc::new(Shared { watched: Mutex::default(), changed: Condvar::new() });
-        let watching = Arc::clone(&shared);
-        // Read here, because the thread may begin after the first term has.
-        let suspended = clock.suspended();
-        let work = move || watch(&watching, &*clock, suspended, margin, on_trip);
+        let (watching, reading) = (Arc::clone(&shared), Arc::clone(&clock));
+        let work = move || watch(&watching, &*reading, margin, on_trip);
         std::thread::Builder::new().name("tenure-watchdog".into()).spawn(work)?;
-        Ok(Self { shared })
+        Ok(Self { shared, clock })
     }
 
     pub(crate) fn watch(&self, reins: Reins) {
-        self.shared.lock().reins.push(reins);
+        let suspended = self.clock.suspended();
+        self.shared.lock().terms.push((reins, suspended));
         self.shared.changed.notify_one();
     }
 }
@@ -66,27 +67,19 @@ impl Drop for Watchdog {
     }
 }
 
-fn watch(
-    shared: &Shared,
-    clock: &dyn Clock,
-    mut suspended: Duration,
-    margin: Duration,
-    on_trip: impl Fn(&Reins, LossReason),
-) {
+fn watch(shared: &Shared, clock: &dyn Clock, margin: Duration, on_trip: impl Fn(&Reins, LossReason)) {
     let mut watched = shared.lock();
     while !watched.ended {
-        let so_far = clock.suspended();
-        let asleep = so_far.saturating_sub(suspended);
-        suspended = suspended.max(so_far);
+        let suspended = clock.suspended();
         let mut tripped = vec![];
-        watched.reins.retain(|reins| {
+        watched.terms.retain(|(reins, before)| {
             if reins.is_over() {
                 return false;
             }
             // Timers did not run while the machine slept: whatever they were to do has not been done.
             let reason = match reins.valid_for().is_zero() {
                 true => LossReason::DeadlinePassed,
-                false if asleep >= margin => LossReason::Suspended,
+                false if suspended.saturating_sub(*before) >= margin => LossReason::Suspended,
                 false => return true,
             };
             if reins.trip(reason.clone()) {
@@ -94,7 +87,7 @@ fn watch(
             }
             false
         });
-        let next = watched.reins.iter().map(Reins::valid_for).min();
+        let next = watched.terms.iter().map(|(reins, _)| reins.valid_for()).min();
         if !tripped.is_empty() {
             drop(watched);
             tripped.into_iter().for_each(|(reins, reason)| on_trip(&reins, reason));

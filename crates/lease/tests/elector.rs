@@ -226,6 +226,33 @@ async fn a_suspended_machine_loses_its_terms_and_stands_again() {
 }
 
 #[tokio::test]
+async fn a_term_is_not_lost_for_a_suspend_that_came_before_it() {
+    let clock = ManualClock::starting_at(Timestamp::UNIX_EPOCH);
+    let store = rig::Troubled::new(MemoryLeases::new(Arc::new(clock.clone())));
+    let elector =
+        rig::start_with(&store, config("a", LONG), Arc::new(clock.clone()), LeaseMetrics::default());
+    clock.suspend(LONG / 5);
+    let mut candidacy = stand(&elector);
+    let tenure = elected(&mut candidacy).await;
+    let lost = tokio::time::timeout(Duration::from_millis(600), tenure.lost().cancelled()).await;
+    assert!(lost.is_err(), "lost: {:?}", tenure.why_lost());
+}
+
+#[tokio::test]
+async fn a_holder_that_was_fenced_ends_its_term_and_stands_again() {
+    let store = fenced();
+    let metrics = LeaseMetrics::default();
+    let elector = rig::start_with(&store, config("a", LONG), Arc::new(SystemClock), metrics);
+    let mut candidacy = stand(&elector);
+    let tenure = elected(&mut candidacy).await;
+    tenure.fenced();
+    assert!(tenure.guard().is_err(), "at once");
+    assert_eq!(tenure.why_lost(), Some(&LossReason::Fenced));
+    in_time("the end of the term", tenure.resign()).await;
+    assert!(elected(&mut candidacy).await.epoch() > tenure.epoch());
+}
+
+#[tokio::test]
 async fn while_leading_drops_the_work_with_the_term() {
     let store = fenced();
     let elector = start(&store, config("a", LONG));

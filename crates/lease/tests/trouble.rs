@@ -12,7 +12,9 @@ use rig::{
     DURATION, Fault, LONG, Verb, config, elected, fenced, in_time, nobody, record, scope, stand, start, until,
 };
 use tenure_clock::{BootTime, Clock, SystemClock};
-use tenure_lease::{ElectorConfig, Epoch, LossPolicy, LossReason, NOT_THE_MASTER, Phase, Succession};
+use tenure_lease::{
+    ElectorConfig, Epoch, LeaseMetrics, LossPolicy, LossReason, NOT_THE_MASTER, Phase, Succession,
+};
 
 #[tokio::test]
 async fn a_holder_that_is_cut_off_has_no_guard_after_its_deadline_whatever_memory_says() {
@@ -279,4 +281,36 @@ fn giving_the_lease_back_does_not_end_the_process_with_73() {
     for role in ["stop", "stop without a store", "stop before taking up"] {
         assert_eq!(run_child(role).code(), Some(0), "{role}");
     }
+}
+
+/// Reading it panics once, when the trap is set.
+#[derive(Debug, Default)]
+struct TrappedClock(AtomicBool);
+
+impl Clock for TrappedClock {
+    fn now(&self) -> jiff::Timestamp {
+        assert!(!self.0.swap(false, Ordering::SeqCst), "the trap");
+        SystemClock.now()
+    }
+    fn boottime(&self) -> BootTime {
+        SystemClock.boottime()
+    }
+    fn suspended(&self) -> Duration {
+        SystemClock.suspended()
+    }
+}
+
+#[tokio::test]
+async fn a_decision_that_panics_costs_the_terms_and_not_the_elector() {
+    let store = fenced();
+    let clock = Arc::new(TrappedClock::default());
+    let elector = rig::start_with(&store, config("a", DURATION), clock.clone(), LeaseMetrics::default());
+    let mut candidacy = stand(&elector);
+    let tenure = elected(&mut candidacy).await;
+    clock.0.store(true, Ordering::SeqCst);
+    in_time("the loss", tenure.lost().cancelled()).await;
+    assert_eq!(tenure.why_lost(), Some(&LossReason::Confused));
+    assert!(elected(&mut candidacy).await.epoch() > tenure.epoch(), "it stands again");
+    in_time("an orderly end", elector.stop()).await;
+    assert!(record(&store).await.released);
 }

@@ -267,7 +267,6 @@ impl Office {
                 }
                 Ended::Lost => {
                     tracing::warn!(scope = %self.scope, epoch = %tenure.epoch(), "no longer leading");
-                    // Fenced without having noticed the loss: the term is of no use any more.
                     tenure.resign().await;
                     self.not_ready("leadership was lost");
                     return;
@@ -296,6 +295,7 @@ impl Office {
                 Err(PassError::NotLeading(_)) => return Ended::Lost,
                 Err(PassError::Store(StoreError::Fenced { .. })) => {
                     self.lease_metrics.fenced_write(&self.scope);
+                    tenure.fenced();
                     return Ended::Lost;
                 }
                 Err(PassError::Store(error)) => {

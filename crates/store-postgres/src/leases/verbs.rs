@@ -266,7 +266,10 @@ pub(super) async fn renew(pool: &Pool, claims: &[Claim]) -> Result<Vec<RenewOutc
             Err(error) if renewed.is_empty() => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "some leases could not be renewed");
-                return Ok((0..).zip(claims).map(|(position, _)| renewed_or_unanswered(&renewed, position)).collect());
+                return Ok((0..)
+                    .zip(claims)
+                    .map(|(position, _)| renewed_or_unanswered(&renewed, position))
+                    .collect());
             }
         }
     }

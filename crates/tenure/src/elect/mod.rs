@@ -206,12 +206,9 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
 
 fn config(args: &ElectArgs, entropy: &Entropy) -> Result<ElectorConfig, Failure> {
     let name = args.name.clone().unwrap_or_else(own_name);
-    let holder = Holder {
-        instance: name.clone(),
-        name,
-        session: Session(entropy.uuid(SystemClock.now())),
-        address: None,
-    };
+    // Without the process id: restarts come back to the seat they had, and leave no new names behind.
+    let instance = args.name.clone().unwrap_or_else(host_name);
+    let holder = Holder { instance, name, session: Session(entropy.uuid(SystemClock.now())), address: None };
     let mut config = ElectorConfig::new(holder, args.lease_duration);
     config.crash_hints = args.fast_failover;
     // A warning must not come while the first renewal may still be under way.
