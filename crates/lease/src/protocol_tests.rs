@@ -348,7 +348,7 @@ fn hundreds_of_free_scopes_are_asked_for_a_few_at_a_time() {
     let scopes: Vec<Scope> = (0..300).map(|number| Scope::new(format!("many/{number:03}"))).collect();
     let (component, note) = ("many".into(), String::new());
     let mut in_flight = vec![];
-    let mut collect = |effects: Vec<Effect>, in_flight: &mut Vec<AcquireRequest>| {
+    let collect = |effects: Vec<Effect>, in_flight: &mut Vec<AcquireRequest>| {
         let contested = effects.into_iter().filter_map(|effect| match effect {
             Effect::Acquire(request) if request.scope.as_member().is_none() => Some(request),
             _ => None,
