@@ -98,5 +98,4 @@ fn weight(member: &str, scope: &str) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "share_tests.rs"]
 mod tests;

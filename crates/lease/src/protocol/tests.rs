@@ -1,8 +1,11 @@
 //! Goal: the small print of the protocol, one fact per test. Method: events by hand, effects as they come. What many
 //! events in many orders do is the business of `tests/simulation.rs`.
 
+use jiff::Timestamp;
+
 use super::*;
-use crate::Succession;
+use crate::store::{AcquireOutcome, AcquireRequest, Hint, LossReason, RenewOutcome, Takeover};
+use crate::{Epoch, Holder, LeaseRecord, Succession};
 use uuid::Uuid;
 
 const DURATION: Duration = Duration::from_secs(15);

@@ -1,0 +1,179 @@
+//! One scope: where this process stands with it, and what it has last seen of it.
+
+use std::time::Duration;
+
+use tenure_clock::BootTime;
+
+use super::rules::Rules;
+use super::words::{CampaignId, Effect};
+use crate::share::Standing;
+use crate::store::{AcquireRequest, Claim, Takeover};
+use crate::{LeaseRecord, Scope, Term};
+
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) campaign: CampaignId,
+    pub(super) kind: Kind,
+    pub(super) state: State,
+    pub(super) seen: Option<Seen>,
+    pub(super) look: Look,
+    /// No acquire before this.
+    pub(super) not_before: Option<BootTime>,
+    pub(super) backoff: Duration,
+    pub(super) ownerless_since: Option<BootTime>,
+    pub(super) problem: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Member,
+    Contested,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Following,
+    Acquiring { request: AcquireRequest, retry_at: Option<BootTime> },
+    Installing { held: Held, retry_at: Option<BootTime> },
+    Confirming(Held),
+    Leading(Held),
+    Draining { held: Held, until: BootTime, resigned: bool },
+    Releasing { term: Term },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) record: LeaseRecord,
+    pub(super) valid_until: BootTime,
+}
+
+/// Somebody else's record, or nobody's.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) record: Option<LeaseRecord>,
+    /// Since when the record has had this version.
+    pub(super) unchanged_since: BootTime,
+    /// How it may be taken, if it may.
+    pub(super) free: Option<(Takeover, BootTime)>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    pub(super) at: Option<BootTime>,
+    pub(super) in_flight: bool,
+}
+
+impl Seat {
+    pub(super) fn new(campaign: CampaignId, kind: Kind) -> Self {
+        Self {
+            campaign,
+            kind,
+            state: State::Following,
+            seen: None,
+            look: Look::default(),
+            not_before: None,
+            backoff: Duration::ZERO,
+            ownerless_since: None,
+            problem: None,
+        }
+    }
+
+    pub(super) fn standing(&self, now: BootTime, rules: &Rules) -> Standing {
+        match &self.state {
+            State::Acquiring { .. } | State::Installing { .. } | State::Confirming(_) | State::Leading(_) => {
+                Standing::Mine
+            }
+            State::Draining { .. } | State::Releasing { .. } => Standing::Leaving,
+            State::Following => match &self.seen {
+                // Nothing has been seen since it was given back.
+                None if self.not_before.is_some() => Standing::GivenBack,
+                None => Standing::Unknown,
+                Some(Seen { free: Some(_), .. }) if self.not_before.is_some() => Standing::GivenBack,
+                Some(Seen { free: Some((_, since)), .. }) => {
+                    Standing::Free { overdue: now.saturating_since(*since) >= rules.overdue() }
+                }
+                Some(Seen { record: Some(record), .. }) => Standing::Other(record.holder.session),
+                Some(Seen { record: None, .. }) => Standing::Unknown,
+            },
+        }
+    }
+
+    /// Now, or as soon as the look in flight is back.
+    pub(super) fn look_now(&mut self, now: BootTime) {
+        self.look.at = Some(now);
+    }
+
+    /// At this moment, unless one is due before.
+    pub(super) fn look_by(&mut self, at: BootTime) {
+        self.look.at = Some(self.look.at.map_or(at, |due| due.min(at)));
+    }
+
+    pub(super) fn drain(&mut self, scope: &Scope, until: BootTime, effects: &mut Vec<Effect>) {
+        if let State::Leading(held) = std::mem::replace(&mut self.state, State::Following) {
+            self.state = State::Draining { held, until, resigned: false };
+            effects.push(Effect::AskBack(scope.clone()));
+        }
+    }
+
+    pub(super) fn give_back(&mut self, record: LeaseRecord, duration: Duration, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Release(claim(&record, duration)));
+        self.state = State::Releasing { term: record.term };
+    }
+
+    pub(super) fn succeeded(&mut self) {
+        self.backoff = Duration::ZERO;
+        self.problem = None;
+    }
+}
+
+impl State {
+    pub(super) fn term(&self) -> Option<Term> {
+        match self {
+            Self::Following => None,
+            Self::Acquiring { request, .. } => Some(request.term),
+            Self::Installing { held, .. } | Self::Confirming(held) | Self::Leading(held) => {
+                Some(held.record.term)
+            }
+            Self::Draining { held, .. } => Some(held.record.term),
+            Self::Releasing { term } => Some(*term),
+        }
+    }
+
+    pub(super) fn held(&self) -> Option<&Held> {
+        match self {
+            Self::Installing { held, .. }
+            | Self::Confirming(held)
+            | Self::Leading(held)
+            | Self::Draining { held, .. } => Some(held),
+            Self::Following | Self::Acquiring { .. } | Self::Releasing { .. } => None,
+        }
+    }
+
+    /// What the next renewal covers.
+    pub(super) fn renewable(&self) -> Option<&Held> {
+        match self {
+            Self::Confirming(held) | Self::Leading(held) | Self::Draining { held, resigned: false, .. } => {
+                Some(held)
+            }
+            Self::Draining { resigned: true, .. }
+            | Self::Installing { .. }
+            | Self::Following
+            | Self::Acquiring { .. }
+            | Self::Releasing { .. } => None,
+        }
+    }
+
+    /// No call of its own is in flight.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self, Self::Following | Self::Leading(_) | Self::Draining { resigned: false, .. })
+    }
+
+    /// Somebody has been told that it leads, and not yet that it no longer does.
+    pub(super) fn is_elected(&self) -> bool {
+        matches!(self, Self::Leading(_) | Self::Draining { resigned: false, .. })
+    }
+}
+
+pub(super) fn claim(record: &LeaseRecord, duration: Duration) -> Claim {
+    Claim { scope: record.scope.clone(), term: record.term, epoch: record.epoch, duration }
+}

@@ -1,0 +1,95 @@
+//! The scopes of one campaign, and the members it shares them with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tenure_clock::BootTime;
+
+use super::words::Campaign;
+use crate::{LeaseRecord, Scope, Session};
+
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) campaign: Campaign,
+    /// In this member's own order.
+    pub(super) preferred: Vec<Scope>,
+    pub(super) common_prefix: String,
+    /// Scopes that another campaign of this process stands for.
+    pub(super) taken: Vec<Scope>,
+    pub(super) member_seat: Scope,
+    /// Which seat of its instance's that is: living processes of one name sit side by side.
+    pub(super) seat_number: u32,
+    pub(super) members: BTreeSet<Session>,
+    /// Members that are said to have crashed, with the version their seat had then.
+    pub(super) crashed: BTreeMap<Session, u64>,
+    pub(super) list_at: Option<BootTime>,
+    pub(super) list_in_flight: bool,
+    /// Known once, so that the first plan does not take everything.
+    pub(super) listed: bool,
+    /// The next listing includes the leases: nobody else will look at them.
+    pub(super) list_leases: bool,
+    /// Has sat among the members once.
+    pub(super) seated: bool,
+    pub(super) withdrawn: bool,
+    /// This member has less than its share, and looks out for what others give back.
+    pub(super) short: bool,
+    /// Since when this member has seemed to hold more than its share.
+    pub(super) surplus_since: Option<BootTime>,
+    pub(super) dirty: bool,
+    /// Dirty from then on.
+    pub(super) plan_at: Option<BootTime>,
+}
+
+impl Share {
+    /// What is to be handed over, if it has been too much for a while. The next one follows without a pause.
+    pub(super) fn once_settled(
+        &mut self,
+        hand_over: Option<Scope>,
+        leaving: bool,
+        now: BootTime,
+        settling: Duration,
+    ) -> Option<Scope> {
+        let surplus = hand_over.is_some() || (leaving && self.surplus_since.is_some());
+        self.surplus_since = surplus.then(|| self.surplus_since.unwrap_or(now));
+        self.plan_at = self.surplus_since.map(|since| since + settling).filter(|at| *at > now);
+        hand_over.filter(|_| self.plan_at.is_none())
+    }
+
+    pub(super) fn observe_members(&mut self, listed: &[LeaseRecord], own: Session) {
+        let mut members = BTreeSet::from([own]);
+        // `a` also lists the members of `a/b`.
+        let of_component = |record: &&LeaseRecord| {
+            record.scope.as_member().is_some_and(|(component, _)| component == self.campaign.component)
+        };
+        let listed: Vec<&LeaseRecord> = listed.iter().filter(of_component).collect();
+        for record in listed.iter().filter(|record| record.is_held()) {
+            let session = record.holder.session;
+            // A seat that has moved since the crash was told belongs to somebody who lives.
+            match self.crashed.get_mut(&session) {
+                Some(version) if *version == u64::MAX => *version = record.resource_version,
+                Some(version) if *version != record.resource_version => {
+                    self.crashed.remove(&session);
+                    members.insert(session);
+                }
+                Some(_) => {}
+                None => {
+                    members.insert(session);
+                }
+            }
+        }
+        let still_listed: BTreeSet<Session> = listed.iter().map(|record| record.holder.session).collect();
+        self.crashed.retain(|session, _| still_listed.contains(session));
+        self.dirty |= members != self.members;
+        self.members = members;
+    }
+}
+
+pub(super) fn common_prefix(scopes: &[Scope]) -> String {
+    let mut scopes = scopes.iter().map(Scope::as_str);
+    let first = scopes.next().unwrap_or_default();
+    let length = scopes.fold(first.len(), |length, other| {
+        let same = first.bytes().zip(other.bytes()).take_while(|(a, b)| a == b).count();
+        length.min(same)
+    });
+    first.get(..length).unwrap_or_default().to_owned()
+}
