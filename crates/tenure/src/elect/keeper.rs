@@ -30,6 +30,7 @@ use signal_hook::consts::SIGCHLD;
 use tenure_clock::{BootTime, Clock, SystemClock};
 
 use super::link::{Cut, End, Order, Orders, Report, Reports};
+use super::processes::Ties;
 use super::terminal::Terminal;
 use super::{CANNOT_EXECUTE, NOT_FOUND, processes, signals};
 
@@ -74,7 +75,8 @@ fn try_keep(
     command: &[OsString],
 ) -> io::Result<()> {
     let wake = Wake::install()?;
-    let terminal = Terminal::of(rustix::process::getpgid(Some(wrapper))?);
+    let group = Ties::of(wrapper.as_raw_pid()).and_then(|ties| Pid::from_raw(ties.group));
+    let terminal = group.and_then(Terminal::of);
     rustix::process::setpgid(None, None)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let mut orders = Orders::open(wrapper.as_raw_pid(), orders)?;

@@ -430,7 +430,7 @@ fn lost_text(tenure: &Tenure) -> String {
 
 /// Ctrl-Z has stopped the command; the rest of the shell's job follows, and this process with it.
 fn stop_job() {
-    let _ = rustix::process::kill_process_group(rustix::process::getpgrp(), Signal::TSTP);
+    let _ = rustix::process::kill_current_process_group(Signal::TSTP);
 }
 
 #[cfg(test)]

@@ -48,7 +48,10 @@ pub fn own_children() -> BTreeSet<i32> {
     let lists: Vec<String> = files.flatten().collect();
     if lists.is_empty() {
         let me = std::process::id() as i32;
-        return numbers("/proc").into_iter().filter(|pid| parent(*pid) == Some(me)).collect();
+        return numbers("/proc")
+            .into_iter()
+            .filter(|pid| Ties::of(*pid).is_some_and(|ties| ties.parent == me))
+            .collect();
     }
     lists.iter().flat_map(|list| list.split_ascii_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
 }
@@ -58,8 +61,29 @@ fn numbers(folder: &str) -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The second field is the program's name in brackets and may hold anything, brackets included.
-pub fn parent(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
+/// Where a process belongs. Zero stands for what lies outside this process namespace: a container's first process
+/// may be in a session that was begun outside. (The system calls say so too, but their wrappers do not take it.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ties {
+    pub parent: i32,
+    pub group: i32,
+    pub session: i32,
+}
+
+impl Ties {
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::read(&format!("/proc/{pid}/stat"))
+    }
+
+    pub fn own() -> Option<Self> {
+        Self::read("/proc/self/stat")
+    }
+
+    /// The second field is the program's name in brackets and may hold anything, brackets included.
+    fn read(path: &str) -> Option<Self> {
+        let stat = fs::read_to_string(path).ok()?;
+        let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().skip(1);
+        let mut next = || fields.next()?.parse().ok();
+        Some(Self { parent: next()?, group: next()?, session: next()? })
+    }
 }

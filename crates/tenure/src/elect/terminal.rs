@@ -5,7 +5,7 @@
 
 use rustix::process::Pid;
 
-use super::processes;
+use super::processes::Ties;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal {
@@ -33,16 +33,16 @@ impl Terminal {
 /// There is a shell above this process that minds its jobs. Without one (in a container, say) nobody would ever
 /// continue what is stopped; the kernel, too, stops no process group of that kind.
 pub fn somebody_can_resume() -> bool {
-    let (session, group) = (rustix::process::getsid(None), rustix::process::getpgrp());
-    let mut parent = rustix::process::getppid();
-    while let Some(above) = parent {
-        if rustix::process::getsid(Some(above)) != session {
+    let Some(own) = Ties::own() else { return false };
+    let mut parent = own.parent;
+    while let Some(above) = Ties::of(parent) {
+        if above.session != own.session {
             return false;
         }
-        if rustix::process::getpgid(Some(above)) != Ok(group) {
+        if above.group != own.group {
             return true;
         }
-        parent = processes::parent(above.as_raw_pid()).and_then(Pid::from_raw);
+        parent = above.parent;
     }
     false
 }
