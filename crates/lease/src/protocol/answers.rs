@@ -48,7 +48,14 @@ impl Protocol {
             }
             Ok(AcquireOutcome::Held(record)) => {
                 seat.succeeded();
-                seat.state = State::Following;
+                let asked = std::mem::replace(&mut seat.state, State::Following);
+                if asked.takes_over(record.term) {
+                    // The store would have taken it from the dead: whoever has it now lives.
+                    seat.dead = None;
+                    if let Some(share) = self.shares.get_mut(&seat.campaign) {
+                        share.crashed.remove(&record.holder.session);
+                    }
+                }
                 self.observe(now, scope, Some(record), effects);
             }
             // It may be ours: the same term asks again, and learns it.

@@ -16,6 +16,7 @@ pub(super) struct Seat {
     pub(super) kind: Kind,
     pub(super) state: State,
     pub(super) seen: Option<Seen>,
+    pub(super) dead: Option<SaidDead>,
     pub(super) look: Look,
     /// No acquire before this.
     pub(super) not_before: Option<BootTime>,
@@ -57,10 +58,33 @@ pub(super) struct Seen {
     pub(super) free: Option<(Takeover, BootTime)>,
 }
 
+/// A term whose holder is said to have crashed. What was seen before the hint may have been out of date, so only a record
+/// that moves *after* it was looked at again says that the holder lives.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SaidDead {
+    pub(super) term: Term,
+    pub(super) version: Option<u64>,
+}
+
+impl SaidDead {
+    /// After a look at the record. `None`: it is another's, or has moved, so the holder lives.
+    pub(super) fn after_seeing(self, record: &LeaseRecord) -> Option<Self> {
+        let version = record.resource_version;
+        let unmoved = record.term == self.term && self.version.is_none_or(|before| before == version);
+        unmoved.then_some(Self { version: Some(version), ..self })
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Look {
     pub(super) at: Option<BootTime>,
     pub(super) in_flight: bool,
+}
+
+impl Seen {
+    pub(super) fn term(&self) -> Option<Term> {
+        self.record.as_ref().map(|record| record.term)
+    }
 }
 
 impl Seat {
@@ -70,6 +94,7 @@ impl Seat {
             kind,
             state: State::Following,
             seen: None,
+            dead: None,
             look: Look::default(),
             not_before: None,
             backoff: Duration::ZERO,
@@ -137,6 +162,11 @@ impl State {
             Self::Draining { held, .. } => Some(held.record.term),
             Self::Releasing { term } => Some(*term),
         }
+    }
+
+    /// It was asked for although this term held it.
+    pub(super) fn takes_over(&self, term: Term) -> bool {
+        matches!(self, Self::Acquiring { request, .. } if request.takeover == Takeover::OfDead(term))
     }
 
     pub(super) fn held(&self) -> Option<&Held> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::rules::stall_after;
-use super::seat::{Kind, Seat, Seen, State};
+use super::seat::{Kind, SaidDead, Seat, Seen, State};
 use super::words::{CampaignId, Effect, Failure, Listing, Now};
 use super::{Protocol, SHORTEST_BACKOFF};
 use crate::store::{Hint, LossReason, Takeover};
@@ -108,27 +108,21 @@ impl Protocol {
         let before = seat.seen.take();
         let unchanged = before.as_ref().filter(|seen| same_version(&seen.record, &record));
         let unchanged_since = unchanged.map_or(now.boot, |seen| seen.unchanged_since);
-        // A crash hint holds for as long as the record does not move.
-        let known_dead = unchanged.and_then(|seen| seen.free).filter(|(takeover, _)| {
-            matches!((takeover, &record), (Takeover::OfDead(dead), Some(record)) if *dead == record.term)
-        });
-        // It was said of this holder before anything of it was seen here.
-        let same_term = |seen: &Seen| {
-            seen.record.as_ref().map(|record| record.term) == record.as_ref().map(|record| record.term)
+        // A crash hint holds for as long as the record does not move, also one that came before the holder was seen.
+        let heard_of = |record: &&LeaseRecord| {
+            let unseen = before.as_ref().and_then(Seen::term) != Some(record.term);
+            unseen && share.is_some_and(|share| share.crashed.contains_key(&record.holder.session))
         };
-        let said_dead = record.as_ref().filter(|record| {
-            !before.as_ref().is_some_and(same_term)
-                && share.is_some_and(|share| share.crashed.contains_key(&record.holder.session))
-        });
-        let said_dead = said_dead.map(|record| Takeover::OfDead(record.term));
+        let heard =
+            record.as_ref().filter(heard_of).map(|record| SaidDead { term: record.term, version: None });
+        let dead = seat.dead.take().or(heard);
+        seat.dead = dead.zip(record.as_ref()).and_then(|(dead, record)| dead.after_seeing(record));
+        let said_dead = seat.dead.map(|dead| Takeover::OfDead(dead.term));
         let stalled_for = now.boot.saturating_since(unchanged_since);
         let takeover = match &record {
             None => Some(Takeover::IfFree),
             Some(record) if !record.is_held() => Some(Takeover::IfFree),
-            Some(record) => {
-                let known_dead = known_dead.map(|(how, _)| how);
-                self.rules.takeover_of(record, sole, stalled_for).or(known_dead).or(said_dead)
-            }
+            Some(record) => self.rules.takeover_of(record, sole, stalled_for).or(said_dead),
         };
         let was_free = before.as_ref().and_then(|seen| seen.free).map(|(_, since)| since);
         let free = takeover.map(|how| (how, was_free.unwrap_or(now.boot)));
@@ -197,6 +191,7 @@ impl Protocol {
             let Some(Seen { record: Some(record), free, .. }) = &mut seat.seen else { continue };
             if record.holder.session == session && matches!(seat.state, State::Following) && free.is_none() {
                 *free = Some((Takeover::OfDead(record.term), now.boot));
+                seat.dead = Some(SaidDead { term: record.term, version: None });
                 seat.ownerless_since.get_or_insert(now.boot);
                 self.changed.insert(scope.clone());
                 if let Some(share) = self.shares.get_mut(&seat.campaign) {

@@ -413,3 +413,22 @@ fn processes_of_one_name_sit_side_by_side_on_numbered_seats() {
     let effects = desk.step(Event::Acquired { scope: first.scope, term: first.term, sent, outcome });
     assert_eq!(seat_of(&effects).expect("another seat").scope.as_str(), "members/controller/a.2");
 }
+
+#[test]
+fn a_crash_hint_outlives_the_look_that_shows_a_renewal_from_before_it() {
+    let mut desk = Desk::new();
+    desk.stand();
+    desk.listed(Some(theirs(1)));
+    let taken = requested(&desk.step(Event::Hint(Hint::Crashed(theirs(1).holder.session)))).unwrap();
+    let (sent, outcome) = (desk.boot(), Err(Failure::Unavailable("busy".into())));
+    desk.step(Event::Acquired { scope: scope(), term: taken.term, sent, outcome });
+    // It had renewed once more before it died, which nobody had looked at.
+    desk.listed(Some(theirs(2)));
+    let again = requested(&desk.after(Duration::from_secs(1), Event::Tick)).expect("still dead");
+    assert_eq!(again.takeover, taken.takeover);
+    let (sent, outcome) = (desk.boot(), Err(Failure::Unavailable("busy".into())));
+    desk.step(Event::Acquired { scope: scope(), term: again.term, sent, outcome });
+    // And once more after that: it lives.
+    desk.listed(Some(theirs(3)));
+    assert_eq!(requested(&desk.after(Duration::from_secs(1), Event::Tick)), None);
+}
