@@ -139,7 +139,8 @@ async fn write(store: Arc<PostgresStore>, tenure: Tenure) {
             Err(StoreError::Fenced { .. }) => return,
             Err(error) => eprintln!("a write failed: {error}"),
         }
-        tokio::time::sleep(WRITE_EVERY).await;
+        // Asked back, it is done with the write in hand.
+        tenure.asked_back().run_until_cancelled(tokio::time::sleep(WRITE_EVERY)).await;
     }
     tenure.resign().await;
 }

@@ -234,7 +234,7 @@ impl Office {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
             self.not_ready(&match self.elector.scope_status(&self.scope) {
-                Some(ScopeStatus { problem: Some(problem), .. }) => problem,
+                Some(ScopeStatus { problem: Some(problem), .. }) => problem.text().to_owned(),
                 Some(ScopeStatus { record: Some(record), .. }) if record.is_held() => {
                     format!("{} holds {}", record.holder, record.scope)
                 }

@@ -215,6 +215,11 @@ fn on_a_server_a_clean_end_a_crash_and_a_freeze_hand_over_as_elsewhere_and_are_s
     wrong.token = "wrong".into();
     let refused = wrong.elect(&[], "exit 0").output().unwrap();
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused));
+    let mut reserved = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    reserved.args(["elect", "scheduler/mine", "--backend", &arena.backend, "--", "true"]);
+    let refused = reserved.env("TENURE_TOKEN", &arena.token).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "waiting would not help: {}", text(&refused));
+    assert!(text(&refused).contains("scheduler/"), "{}", text(&refused));
 }
 
 /// Of a site's server, with its token.

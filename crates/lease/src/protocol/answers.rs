@@ -59,15 +59,15 @@ impl Protocol {
                 self.observe(now, scope, Some(record), effects);
             }
             // It may be ours: the same term asks again, and learns it.
-            Err(Failure::Ambiguous(why)) if !unwanted => {
-                let pause = self.rules.pause(seat, why, &self.entropy);
+            Err(lost @ Failure::Ambiguous(_)) if !unwanted => {
+                let pause = self.rules.pause(seat, lost, &self.entropy);
                 if let State::Acquiring { retry_at, .. } = &mut seat.state {
                     *retry_at = Some(now.boot + pause);
                 }
             }
             Err(failure) => {
-                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
                 let refused = matches!(failure, Failure::Refused(_));
+                let pause = self.rules.pause(seat, failure, &self.entropy);
                 let pause = if refused { self.rules.longest_backoff() } else { pause };
                 seat.state = State::Following;
                 seat.not_before = Some(now.boot + pause);
@@ -115,7 +115,7 @@ impl Protocol {
             }
             // The same term asks again: whether it was installed or not, the answer will be the same.
             Err(failure) => {
-                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
+                let pause = self.rules.pause(seat, failure, &self.entropy);
                 State::Installing { held, retry_at: Some(now.boot + pause) }
             }
         };

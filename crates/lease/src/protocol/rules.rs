@@ -6,6 +6,7 @@ use tenure_clock::{BootTime, Entropy};
 
 use super::SHORTEST_BACKOFF;
 use super::seat::Seat;
+use super::words::Failure;
 use crate::store::Takeover;
 use crate::{Holder, LeaseRecord};
 
@@ -52,7 +53,7 @@ impl Rules {
     }
 
     /// How long a seat whose call has failed waits before the next one.
-    pub(super) fn pause(&self, seat: &mut Seat, why: String, entropy: &Entropy) -> Duration {
+    pub(super) fn pause(&self, seat: &mut Seat, why: Failure, entropy: &Entropy) -> Duration {
         seat.problem = Some(why);
         seat.backoff = (seat.backoff * 2).clamp(SHORTEST_BACKOFF, self.longest_backoff());
         seat.backoff + entropy.jitter(seat.backoff / 4)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tenure_clock::BootTime;
 
 use super::rules::Rules;
-use super::words::{CampaignId, Effect};
+use super::words::{CampaignId, Effect, Failure};
 use crate::share::Standing;
 use crate::store::{AcquireRequest, Claim, Takeover};
 use crate::{LeaseRecord, Scope, Term};
@@ -22,7 +22,7 @@ pub(super) struct Seat {
     pub(super) not_before: Option<BootTime>,
     pub(super) backoff: Duration,
     pub(super) ownerless_since: Option<BootTime>,
-    pub(super) problem: Option<String>,
+    pub(super) problem: Option<Failure>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ impl Protocol {
                 self.observe(now, scope, record, effects);
             }
             Err(failure) => {
-                let pause = self.rules.pause(seat, failure.text().to_owned(), &self.entropy);
+                let pause = self.rules.pause(seat, failure, &self.entropy);
                 seat.look.at = Some(now.boot + pause);
                 self.changed.insert(scope.clone());
             }

@@ -197,5 +197,5 @@ pub struct ScopeStatus {
     /// Since when nobody has held it, as far as this process knows.
     pub ownerless_since: Option<BootTime>,
     /// What the latest call has failed with.
-    pub problem: Option<String>,
+    pub problem: Option<Failure>,
 }

@@ -28,8 +28,8 @@ use clap::{Args, ValueEnum};
 use rustix::process::Signal;
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_lease::{
-    Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Holder, LeaseError, LeaseMetrics, LossReason,
-    Scope, Session, Tenure,
+    Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Failure as Problem, Holder, LeaseError,
+    LeaseMetrics, LossReason, Scope, Session, Tenure,
 };
 use tenure_model::duration;
 use tracing_subscriber::EnvFilter;
@@ -305,13 +305,20 @@ struct Stand<'a> {
     voice: Voice,
 }
 
+/// Why a wait has ended without a term.
+enum NoElection {
+    Signal(Signal),
+    Refused(String),
+}
+
 impl Stand<'_> {
     async fn stand(&mut self, elector: &Elector) -> Result<ExitCode, Failure> {
         loop {
             let tenure = match self.wait(elector).await {
                 Ok(Some(tenure)) => tenure,
                 Ok(None) => return Err(Failure::Failed("the elector has stopped".into())),
-                Err(signal) => return Ok(exit_by(signal)),
+                Err(NoElection::Signal(signal)) => return Ok(exit_by(signal)),
+                Err(NoElection::Refused(why)) => return Err(Failure::Failed(why)),
             };
             match self.lead(&tenure).await? {
                 Outcome::Ended(code) => {
@@ -329,8 +336,8 @@ impl Stand<'_> {
         }
     }
 
-    /// The term, or the signal that ended the wait.
-    async fn wait(&mut self, elector: &Elector) -> Result<Option<Tenure>, Signal> {
+    /// The term, or what ended the wait.
+    async fn wait(&mut self, elector: &Elector) -> Result<Option<Tenure>, NoElection> {
         let scope = &self.args.scope;
         let Some(candidacy) = &mut self.candidacy else { return Ok(None) };
         let mut rhythm = tokio::time::interval(LOOK_EVERY);
@@ -338,9 +345,16 @@ impl Stand<'_> {
         let elected = loop {
             tokio::select! {
                 biased;
-                signal = ending(&mut self.signals) => break Err(signal),
+                signal = ending(&mut self.signals) => break Err(NoElection::Signal(signal)),
                 tenure = candidacy.elected() => break Ok(tenure),
-                _ = rhythm.tick() => self.voice.waiting(scope.as_str(), elector.scope_status(scope).as_ref()),
+                _ = rhythm.tick() => {
+                    let status = elector.scope_status(scope);
+                    // What is refused once is refused again: a wrong token, a scope that belongs to the server.
+                    if let Some(Problem::Refused(why)) = status.as_ref().and_then(|status| status.problem.clone()) {
+                        break Err(NoElection::Refused(why));
+                    }
+                    self.voice.waiting(scope.as_str(), status.as_ref());
+                }
             }
         };
         self.voice.waited();

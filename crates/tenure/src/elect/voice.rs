@@ -35,7 +35,7 @@ impl Voice {
     /// Who is waited for: a line when that changes, and on a terminal a spinner that counts down.
     pub fn waiting(&mut self, scope: &str, status: Option<&ScopeStatus>) {
         let held = status.and_then(|status| status.record.as_ref()).filter(|record| record.is_held());
-        let problem = status.and_then(|status| status.problem.as_ref());
+        let problem = status.and_then(|status| status.problem.as_ref()).map(|problem| problem.text());
         let now = match (problem, held) {
             (Some(problem), _) => Some((Told::Problem, format!("{problem}; trying again"))),
             (None, Some(record)) => {
