@@ -90,7 +90,7 @@ impl LeaseStore for HttpLeases {
             Call::write("/api/leases/acquire", &wire::AcquireBody::of(request), Some(request.duration));
         let reply = self.servers.ask(call).await?;
         match reply.status {
-            409 => Ok(AcquireOutcome::Held(reply.read::<wire::Held>()?.lease.try_into()?)),
+            409 => Ok(AcquireOutcome::Held(reply.read::<wire::Held>()?.held_by.try_into()?)),
             _ => Ok(AcquireOutcome::Granted(reply.granted::<wire::Acquired>()?.lease.try_into()?)),
         }
     }

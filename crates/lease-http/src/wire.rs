@@ -108,7 +108,7 @@ pub struct Acquired {
 
 #[derive(Debug, Deserialize)]
 pub struct Held {
-    pub lease: Lease,
+    pub held_by: Lease,
 }
 
 #[derive(Debug, Deserialize)]

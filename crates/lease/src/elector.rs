@@ -440,6 +440,7 @@ impl Office {
         match command {
             Some(Command::Stand(id, campaign, voter)) => {
                 self.voters.insert(id, voter);
+                campaign.scopes.iter().for_each(|scope| self.parts.metrics.stands_for(scope));
                 self.campaigns.insert(id, campaign.clone());
                 Some(Event::Stand(id, campaign))
             }

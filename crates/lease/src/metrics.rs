@@ -91,6 +91,12 @@ impl LeaseMetrics {
         self.fenced_writes.get_or_create(&label(scope)).inc();
     }
 
+    /// So that what has not happened yet is there as a zero.
+    pub(crate) fn stands_for(&self, scope: &Scope) {
+        drop(self.renewal_errors.get_or_create(&label(scope)));
+        drop(self.fenced_writes.get_or_create(&label(scope)));
+    }
+
     pub(crate) fn renewal_took(&self, time: Duration) {
         self.renewal_seconds.observe(time.as_secs_f64());
     }

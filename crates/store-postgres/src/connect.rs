@@ -10,6 +10,7 @@ use futures::future::try_join_all;
 use tenure_clock::Entropy;
 use tenure_store::{BoxError, StoreError};
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
 
 use crate::session::Session;
@@ -60,6 +61,18 @@ pub enum ConnectError {
         #[source]
         source: BoxError,
     },
+}
+
+impl ConnectError {
+    /// The server is there and says no: a wrong password, a database that does not exist, a right that is missing.
+    pub fn is_refusal(&self) -> bool {
+        let first: &(dyn std::error::Error + 'static) = self;
+        let causes = std::iter::successors(Some(first), |error| error.source());
+        let mut codes = causes.filter_map(|cause| cause.downcast_ref::<tokio_postgres::Error>()?.code());
+        let no_such = [SqlState::INVALID_CATALOG_NAME, SqlState::INSUFFICIENT_PRIVILEGE];
+        let says_no = |code: &SqlState| code.code().starts_with("28") || no_such.contains(code);
+        matches!(self, Self::Url(_) | Self::Tls) || codes.any(says_no)
+    }
 }
 
 /// In each of the two pools: one in use, one more where its answer is late.

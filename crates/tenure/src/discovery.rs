@@ -71,6 +71,26 @@ pub fn find() -> Result<Endpoint, NotFound> {
     find_in(&Places::of_this_user())
 }
 
+/// For commands that must not guess: the server of this folder, or the only one there is. Otherwise what to say.
+pub fn unambiguous() -> Result<(), String> {
+    unambiguous_in(&Places::of_this_user())
+}
+
+fn unambiguous_in(places: &Places) -> Result<(), String> {
+    if live(&places.data_folder.join(POINTER_FILE)).is_ok() {
+        return Ok(());
+    }
+    let files = places.all_addresses();
+    let urls: Vec<String> = files.iter().filter_map(|file| Some(live(file).ok()?.url)).collect();
+    match urls.len() {
+        0 | 1 => Ok(()),
+        _ => Err(format!(
+            "several servers run here ({}): say which one keeps the lease, with --backend URL",
+            urls.join(", ")
+        )),
+    }
+}
+
 /// A server at a known address. Its token is known here if it runs here.
 pub fn at(url: &str) -> Endpoint {
     at_in(&Places::of_this_user(), url)

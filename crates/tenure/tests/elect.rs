@@ -474,6 +474,21 @@ fn a_command_is_warned_before_it_is_killed_when_asked_for() {
 }
 
 #[test]
+fn a_command_that_heeds_the_warning_has_lost_all_the_same() {
+    let arena = Arena::sqlite();
+    let mut holder = arena.candidate(
+        &["--lease-duration", "3s", "--kill-after", "600ms"],
+        "trap 'exit 0' TERM; echo ready >$NAME.ready; while :; do sleep 0.05; done",
+    );
+    holder.is_ready();
+    // Nobody can write to the file, so nothing is renewed.
+    let locked = rusqlite::Connection::open(arena.path("leases.db")).unwrap();
+    locked.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+    assert!(holder.log().contains("asked to end"), "{}", holder.log());
+}
+
+#[test]
 fn a_loser_that_retries_runs_again_under_a_higher_epoch() {
     let arena = Arena::sqlite();
     let holder = arena.endless(&["--on-loss", "retry"]);

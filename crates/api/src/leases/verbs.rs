@@ -101,8 +101,9 @@ pub struct Acquired {
 pub struct Held {
     /// Names the holder, its epoch and the time left.
     detail: String,
-    /// As it is held. Try again after its `remaining_ms`.
-    lease: Lease,
+    /// As it is held. Try again after its `remaining_ms`. Not under `lease`, so that a client that has not looked at
+    /// the status does not take it for its own.
+    held_by: Lease,
 }
 
 /// Become the leader of a scope, or learn who is.
@@ -133,7 +134,7 @@ pub async fn acquire(
         }
         AcquireOutcome::Held(record) => {
             let detail = held_text(&record);
-            Ok((StatusCode::CONFLICT, Json(Held { detail, lease: record.into() })).into_response())
+            Ok((StatusCode::CONFLICT, Json(Held { detail, held_by: record.into() })).into_response())
         }
         AcquireOutcome::Won(record) => {
             unreachable!("{} was answered as won without its fence", record.scope)

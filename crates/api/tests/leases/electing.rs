@@ -79,7 +79,8 @@ async fn the_loser_learns_who_leads_at_which_epoch_and_for_how_long() {
         "409 controller/leader is held by a:1 at epoch 1, for another 10000 ms unless it is renewed. Do nothing \
          in its name, and try again then."
     );
-    let lease = &answer.body["lease"];
+    assert!(answer.body.get("lease").is_none(), "nothing to be taken for one's own");
+    let lease = &answer.body["held_by"];
     assert_eq!(
         (&lease["term"], &lease["remaining_ms"], &lease["held"]),
         (&first["term"], &json!(10_000), &json!(true))

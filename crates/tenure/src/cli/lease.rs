@@ -259,7 +259,7 @@ fn acquire(args: &AcquireArgs, context: &Context) -> Result<(), Failure> {
             Ok(won) => return print_acquired(scope, &won, context),
             Err(held) => held,
         };
-        let lease = &held["lease"];
+        let lease = &held["held_by"];
         let over = give_up_at.is_some_and(|at| SystemClock.boottime() >= at);
         if !args.wait || over {
             return not_ours(context, &held, &held_text(scope, lease));

@@ -148,7 +148,7 @@ const TERM: &str = "00000000-0000-0000-0000-000000000001";
 
 fn held_by(holder: &str, remaining_ms: u64) -> String {
     format!(
-        r#"{{"detail": "held", "lease": {{"scope": "a/b", "holder": "{holder}", "epoch": 7, "term": "{TERM}",
+        r#"{{"detail": "held", "held_by": {{"scope": "a/b", "holder": "{holder}", "epoch": 7, "term": "{TERM}",
             "remaining_ms": {remaining_ms}}}}}"#
     )
 }

@@ -11,7 +11,7 @@ use tenure_store_postgres::{PostgresLeaseOptions, PostgresLeases};
 use tenure_store_sqlite::SqliteLeases;
 
 use crate::cli::{Failure, Globals, endpoint};
-use crate::discovery::Endpoint;
+use crate::discovery::{self, Endpoint};
 use crate::epochs::Epochs;
 
 /// Where leases can be kept.
@@ -57,25 +57,35 @@ impl Backend {
             Self::Server(url) => {
                 let globals =
                     Globals { server: url.clone().or_else(|| globals.server.clone()), ..globals.clone() };
+                if globals.server.is_none() {
+                    discovery::unambiguous().map_err(Failure::Usage)?;
+                }
                 let Endpoint { url, token, .. } = endpoint(&globals)?;
                 let leases = HttpLeases::new(&url, token.as_deref(), Arc::clone(clock), entropy.clone());
-                leases.map(Opened::both).map_err(|error| Failure::Usage(error.to_string()))
+                let leases = leases.map_err(|error| Failure::Usage(error.to_string()))?;
+                Ok(Opened::both(leases, url))
             }
             Self::Postgres(url) => {
                 let options =
                     PostgresLeaseOptions { application_name: "tenure elect".into(), epochs: epochs.mint() };
-                let leases = PostgresLeases::connect(url, options, entropy).await.map_err(unreachable)?;
-                Ok(Opened::both(leases))
+                let leases = PostgresLeases::connect(url, options, entropy).await;
+                let leases = leases.map_err(|error| match error.is_refusal() {
+                    true => refused(error),
+                    false => unreachable(error),
+                })?;
+                Ok(Opened::both(leases, "Postgres".into()))
             }
             Self::Etcd(options) => {
                 let leases = EtcdLeases::open(options.clone(), Arc::clone(clock));
-                leases.map(Opened::both).map_err(|error| Failure::Usage(error.to_string()))
+                let leases = leases.map_err(|error| Failure::Usage(error.to_string()))?;
+                Ok(Opened::both(leases, "etcd".into()))
             }
             Self::Sqlite(file) => {
-                let (file, clock) = (file.clone(), Arc::clone(clock));
+                let (place, file, clock) = (file.display().to_string(), file.clone(), Arc::clone(clock));
                 let opening = tokio::task::spawn_blocking(move || SqliteLeases::open(&file, clock));
-                let opened = opening.await.map_err(unreachable)?;
-                Ok(Opened::both(opened.map_err(unreachable)?))
+                // Whatever is wrong with a file does not pass by waiting.
+                let opened = opening.await.map_err(unreachable)?.map_err(refused)?;
+                Ok(Opened::both(opened, place))
             }
         }
     }
@@ -85,18 +95,24 @@ impl Backend {
 pub struct Opened {
     pub leases: Arc<dyn LeaseStore>,
     pub fences: Arc<dyn FenceStore>,
+    /// For people.
+    pub place: String,
 }
 
 impl Opened {
-    fn both<S: LeaseStore + FenceStore + 'static>(store: S) -> Self {
+    fn both<S: LeaseStore + FenceStore + 'static>(store: S, place: String) -> Self {
         let store = Arc::new(store);
-        Self { leases: Arc::clone(&store) as _, fences: store }
+        Self { leases: Arc::clone(&store) as _, fences: store, place }
     }
 }
 
 /// With its causes: the outermost says where, the innermost what.
 fn unreachable(error: impl Into<anyhow::Error>) -> Failure {
     Failure::Unreachable(format!("{:#}", error.into()))
+}
+
+fn refused(error: impl Into<anyhow::Error>) -> Failure {
+    Failure::Failed(format!("{:#}", error.into()))
 }
 
 #[cfg(test)]

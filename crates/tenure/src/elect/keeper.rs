@@ -96,7 +96,17 @@ fn try_keep(
         terminal.lend(command);
     }
     reports.send(&Report::Started(command.as_raw_pid()));
-    let mut keeper = Keeper { command, until, kill_after, warned: false, terminal, orders, reports, wake };
+    let mut keeper = Keeper {
+        command,
+        until,
+        kill_after,
+        warned: false,
+        asked_to_end: false,
+        terminal,
+        orders,
+        reports,
+        wake,
+    };
     let cut = keeper.guard();
     keeper.bury(cut);
     Ok(())
@@ -155,8 +165,10 @@ struct Keeper {
     command: Pid,
     until: BootTime,
     kill_after: Duration,
-    /// SIGTERM was sent because the deadline came near.
+    /// SIGTERM was sent because this deadline came near.
     warned: bool,
+    /// It was sent at any time: the command's end is not its own decision any more.
+    asked_to_end: bool,
     terminal: Option<Terminal>,
     orders: Orders,
     reports: Reports,
@@ -171,7 +183,7 @@ impl Keeper {
                 return Some(Cut::Ordered);
             }
             if self.ended(WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT).is_some() {
-                return None;
+                return self.asked_to_end.then_some(Cut::Warned);
             }
             if self.orders.closed {
                 return Some(Cut::WrapperDied);
@@ -185,7 +197,8 @@ impl Keeper {
                 .checked_sub(self.kill_after)
                 .filter(|_| !self.kill_after.is_zero() && !self.warned);
             if warn_at.is_some_and(|at| now >= at) {
-                self.warned = true;
+                say("the lease was not renewed in time: the command is asked to end");
+                (self.warned, self.asked_to_end) = (true, true);
                 self.signal(Signal::TERM);
                 continue;
             }
@@ -203,7 +216,9 @@ impl Keeper {
         for order in self.orders.take() {
             match order {
                 Order::Until(nanos) => {
-                    self.until = self.until.max(BootTime::since_boot(Duration::from_nanos(nanos)))
+                    let later = BootTime::since_boot(Duration::from_nanos(nanos));
+                    self.warned &= later <= self.until;
+                    self.until = self.until.max(later);
                 }
                 Order::Signal(number) => {
                     if let Some(signal) = Signal::from_named_raw(number) {
@@ -254,7 +269,7 @@ impl Keeper {
         match cut {
             Some(Cut::WrapperDied) => say("tenure elect has died: the command was killed"),
             Some(Cut::Deadline) => say("the lease was not renewed in time: the command was killed"),
-            Some(Cut::Ordered) | None => {}
+            Some(Cut::Ordered | Cut::Warned) | None => {}
         }
         if !undying.is_empty() {
             say(&format!("these processes of the command do not die: {undying:?}"));

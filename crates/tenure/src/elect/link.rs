@@ -55,7 +55,7 @@ impl End {
     }
 }
 
-/// Why the keeper has killed the command.
+/// Why the command did not end by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cut {
@@ -64,6 +64,8 @@ pub enum Cut {
     /// The wrapper has said so.
     Ordered,
     WrapperDied,
+    /// The deadline came near, the command was asked to end, and did.
+    Warned,
 }
 
 pub fn line(message: &impl Serialize) -> Vec<u8> {

@@ -182,7 +182,7 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
         opened.leases.find_lease(&args.scope).await.map_err(not_opened)?;
         Ok::<Opened, Failure>(opened)
     };
-    let Opened { leases, fences } = tokio::select! {
+    let Opened { leases, fences, place } = tokio::select! {
         opened = opening => opened?,
         signal = ending(&mut signals) => return Ok(exit_by(signal)),
     };
@@ -194,7 +194,7 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
         note: args.note.clone(),
         sole_instance: false,
     });
-    let mut stand = Stand { args, program, candidacy: Some(candidacy), signals, voice: Voice::new() };
+    let mut stand = Stand { args, program, candidacy: Some(candidacy), signals, voice: Voice::new(), place };
     let exit = stand.stand(&elector).await;
     // What was won but never worked under goes back too, and so does the place among the members.
     drop(stand);
@@ -204,11 +204,27 @@ async fn elect(args: &ElectArgs, globals: &Globals) -> Result<ExitCode, Failure>
     exit
 }
 
+/// As the HTTP API has it.
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+
 fn config(args: &ElectArgs, entropy: &Entropy) -> Result<ElectorConfig, Failure> {
     let name = args.name.clone().unwrap_or_else(own_name);
     // Without the process id: restarts come back to the seat they had, and leave no new names behind.
     let instance = args.name.clone().unwrap_or_else(host_name);
     let holder = Holder { instance, name, session: Session(entropy.uuid(SystemClock.now())), address: None };
+    if args.lease_duration > LONGEST_LEASE {
+        return Err(Failure::Usage(format!(
+            "--lease-duration {} is longer than {}: for that long a frozen holder would block the scope",
+            duration::format(args.lease_duration),
+            duration::format(LONGEST_LEASE)
+        )));
+    }
+    if args.scope.as_member().is_some() {
+        return Err(Failure::Usage(format!(
+            "{} is a member's seat, which candidates take by themselves: choose another scope",
+            args.scope
+        )));
+    }
     let mut config = ElectorConfig::new(holder, args.lease_duration);
     config.crash_hints = args.fast_failover;
     // A warning must not come while the first renewal may still be under way.
@@ -303,6 +319,8 @@ struct Stand<'a> {
     candidacy: Option<Candidacy>,
     signals: Signals,
     voice: Voice,
+    /// Where the lease is kept, for people.
+    place: String,
 }
 
 /// Why a wait has ended without a term.
@@ -323,9 +341,7 @@ impl Stand<'_> {
             match self.lead(&tenure).await? {
                 Outcome::Ended(code) => {
                     // Nothing of the command is left: now, and not before, somebody else may have it.
-                    if tokio::time::timeout(FAREWELL, tenure.resign()).await.is_err() {
-                        self.voice.say("the lease store does not answer; the lease runs out by itself");
-                    }
+                    self.give_back(&tenure).await;
                     return Ok(ExitCode::from(code));
                 }
                 Outcome::Lost if self.args.on_loss == OnLoss::Exit => {
@@ -333,6 +349,12 @@ impl Stand<'_> {
                 }
                 Outcome::Lost => {}
             }
+        }
+    }
+
+    async fn give_back(&self, tenure: &Tenure) {
+        if tokio::time::timeout(FAREWELL, tenure.resign()).await.is_err() {
+            self.voice.say("the lease store does not answer; the lease runs out by itself");
         }
     }
 
@@ -366,7 +388,8 @@ impl Stand<'_> {
         let (scope, epoch) = (tenure.scope(), tenure.epoch());
         let name = self.program.words[0].display();
         let how = voice::how(tenure.record().succession);
-        self.voice.say(&format!("leading {scope} at {epoch} ({how}); starting {name}"));
+        let place = &self.place;
+        self.voice.say(&format!("leading {scope} at {epoch} in {place} ({how}); starting {name}"));
         let environment = [
             ("TENURE_SCOPE", scope.to_string()),
             ("TENURE_EPOCH", epoch.0.to_string()),
@@ -396,6 +419,12 @@ impl Stand<'_> {
                     News::Ended { end, cut: None } => return Ok(Outcome::Ended(end.exit_code())),
                     News::Ended { cut: Some(Cut::Ordered), end } if !tenure.lost().is_cancelled() => {
                         return Ok(Outcome::Ended(end.exit_code()));
+                    }
+                    News::Ended { cut: Some(Cut::Warned), .. } if !tenure.lost().is_cancelled() => {
+                        let scope = tenure.scope();
+                        self.voice.say(&format!("giving {scope} up: the command has ended because it was asked to"));
+                        self.give_back(tenure).await;
+                        return Ok(Outcome::Lost);
                     }
                     News::Ended { .. } => {
                         self.voice.say(&lost_text(tenure));
