@@ -15,7 +15,7 @@ use tokio_postgres::{Config, NoTls};
 
 use crate::session::Session;
 use crate::wakes::Wakes;
-use crate::{EpochMint, PostgresLeases, PostgresStore, migrate};
+use crate::{EpochMint, PostgresLeases, PostgresStore, migrate, pass};
 
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
@@ -115,6 +115,8 @@ impl PostgresStore {
         let pool = pool(&config, options.pool_size.max(1));
         reach(&pool, &target).await?;
         let shards = migrate::run(&pool, &target, options.shards).await?;
+        let prepared = pass::prepare_ahead(&pool).await;
+        prepared.map_err(|error| ConnectError::Connect { target: target.clone(), source: cause(error) })?;
         let leases = PostgresLeases::over(for_leases, options.epochs, entropy).await?;
         let wakes = Wakes::start(config, entropy);
         Ok(Self { pool, leases, shards, wakes })

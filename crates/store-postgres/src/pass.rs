@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use deadpool_postgres::Pool;
 use futures::try_join;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -119,6 +120,25 @@ impl PostgresStore {
             StoreError::Conflict(format!("{scope} is no shard of this database, which has {}", self.shards))
         })
     }
+}
+
+/// A standby that takes a shard over should not have to wait for its first plans.
+pub(crate) async fn prepare_ahead(pool: &Pool) -> Result<(), StoreError> {
+    let session = Session::borrow(pool, "preparing statements").await?;
+    let statements = [
+        FENCE,
+        batch::UPDATE_RUNS,
+        batch::UPDATE_TIS,
+        batch::INSERT_TRIES,
+        PUT_RESULTS,
+        batch::INSERT_AUDIT,
+        ADVANCE_SCHEDULES,
+        ATTENDED,
+        CREATE_RUNS,
+    ];
+    session.prepare(&statements).await?;
+    session.give_back();
+    Ok(())
 }
 
 enum Written {
