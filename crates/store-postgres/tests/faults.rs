@@ -141,7 +141,7 @@ async fn a_commit_that_never_arrived_is_unknown_too() {
 
 #[tokio::test]
 async fn a_wire_that_breaks_before_the_commit_changes_nothing_for_certain() {
-    let (error, again) = trigger_over(Cut::Before(b"INSERT INTO runs")).await;
+    let (error, again) = trigger_over(Cut::Before(b"BEGIN")).await;
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
     assert!(matches!(again, CreateRunOutcome::Created(_)), "{again:?}");
 }

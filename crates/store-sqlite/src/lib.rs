@@ -76,12 +76,8 @@ pub enum OpenError {
         #[source]
         source: std::io::Error,
     },
-    #[error("{} cannot be used: {source}", path.display())]
-    Schema {
-        path: PathBuf,
-        #[source]
-        source: MigrationError,
-    },
+    #[error("{} cannot be used: {why}", path.display())]
+    Schema { path: PathBuf, why: MigrationError },
     #[error("{} cannot be opened as a database", path.display())]
     Sqlite {
         path: PathBuf,
@@ -179,7 +175,7 @@ fn prepare(
     path: &Path,
 ) -> Result<(Connection, u16), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
-    let schema = |source| OpenError::Schema { path: path.to_owned(), source };
+    let schema = |why| OpenError::Schema { path: path.to_owned(), why };
     migrations::check_state(&conn).map_err(schema)?;
     configure_writer(&conn).map_err(sqlite)?;
     migrations::migrate(&mut conn, options.shards).map_err(schema)?;

@@ -4,6 +4,8 @@
 mod common;
 #[path = "elect/harness.rs"]
 mod harness;
+#[path = "elect/wire.rs"]
+mod wire;
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -14,6 +16,7 @@ use harness::{Arena, BINARY, Candidate, SCOPE, SOON, Terminal, is_alive, text, w
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tenure_testkit::{Etcd, Postgres, Settings};
+use wire::Wire;
 
 /// The lease of the arenas: a frozen or cut off holder's command must be dead by then.
 const LEASE: Duration = Duration::from_millis(1500);
@@ -323,6 +326,24 @@ fn a_holder_that_is_cut_off_from_its_store_ends_its_command_in_time() {
     let took = holder.command_dies(LEASE + AT_ONCE);
     assert!(took > LEASE / 4, "nobody else could have had it that early: {took:?}");
     assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+}
+
+#[test]
+fn a_holder_behind_a_wire_that_falls_silent_ends_its_command_in_time() {
+    let direct = Arena::postgres();
+    let port: u16 = direct.backend.split([':', '/']).filter_map(|part| part.parse().ok()).next().unwrap();
+    let wire = Wire::to(port);
+    let through = direct.backend.replace(&format!(":{port}/"), &format!(":{}/", wire.port));
+    let arena = Arena::on(&through, "1500ms");
+    let mut holder = arena.endless(&[]);
+    let epoch = holder.runs();
+    holder.is_ready();
+    let successor = direct.endless(&[]);
+    successor.logs("is held by");
+    wire.fall_silent();
+    holder.command_dies(LEASE + AT_ONCE);
+    assert_eq!(holder.exit_code(), 73, "{}", holder.log());
+    assert!(successor.runs() > epoch);
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl SqliteLeases {
 /// One connection that writes, one that reads.
 fn connect(path: &Path) -> Result<(Connection, Connection), OpenError> {
     let sqlite = |source| OpenError::Sqlite { path: path.to_owned(), source };
-    let schema = |source| OpenError::Schema { path: path.to_owned(), source };
+    let schema = |why| OpenError::Schema { path: path.to_owned(), why };
     // Before anything changes its permissions or its journal.
     if path.exists() {
         migrations::check_leases(&open_read_only(path).map_err(sqlite)?).map_err(schema)?;
@@ -106,7 +106,7 @@ fn open_read_only(path: &Path) -> Result<Connection, rusqlite::Error> {
 fn is_busy(error: &OpenError) -> bool {
     let source = match error {
         OpenError::Sqlite { source, .. } => source,
-        OpenError::Schema { source: MigrationError::Sql(source), .. } => source,
+        OpenError::Schema { why: MigrationError::Sql(source), .. } => source,
         _ => return false,
     };
     matches!(source.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
