@@ -19,7 +19,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("lease-conformance", &["lease", "clock"]),
     ("logs", &["model", "clock"]),
     ("store", &["model", "lease"]),
-    ("store-conformance", &["store", "model", "lease", "clock"]),
+    ("store-conformance", &["store", "model", "lease", "lease-conformance", "clock"]),
     ("store-sqlite", &["store", "model", "lease", "clock"]),
     ("store-postgres", &["store", "model", "lease", "clock"]),
     ("dispatch", &["model", "store", "clock"]),

@@ -49,10 +49,8 @@ impl std::fmt::Debug for Fresh {
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs one fact with an end to the wait.
-pub async fn settle<F: Future<Output = ()>>(
-    fresh: impl Future<Output = Fresh>,
-    fact: impl FnOnce(Fresh) -> F,
-) {
+#[doc(hidden)]
+pub async fn settle<T, F: Future<Output = ()>>(fresh: impl Future<Output = T>, fact: impl FnOnce(T) -> F) {
     let done = async { fact(fresh.await).await };
     tokio::time::timeout(PATIENCE, done).await.expect("the fact settles in time");
 }
@@ -61,7 +59,7 @@ pub async fn settle<F: Future<Output = ()>>(
 #[macro_export]
 macro_rules! exercise {
     ($fresh:ident) => {
-        $crate::facts! { $fresh;
+        $crate::facts! { $crate, $fresh();
             acquiring: [
                 an_absent_lease_is_granted_with_all_it_says,
                 what_a_holder_says_of_itself_is_kept_to_the_letter,
@@ -136,17 +134,17 @@ macro_rules! exercise {
     };
 }
 
-/// The list above, one test function for each name. Not for callers.
+/// One test function for each name in a list like the one above. For suites, not for their callers.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! facts {
-    ($fresh:ident; $($module:ident: [$($fact:ident),* $(,)?]),* $(,)?) => {$(
+    ($suite:tt, $fresh:ident $with:tt; $($module:ident: [$($fact:ident),* $(,)?]),* $(,)?) => {$(
         mod $module {
             use super::$fresh;
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $fact() {
-                    $crate::settle($fresh(), $crate::$module::$fact).await;
+                    $crate::settle($fresh $with, $suite::$module::$fact).await;
                 }
             )*
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use tenure_lease::{BoxError, LeaseError};
+use tenure_lease::{BoxError, LeaseError, with_causes};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -295,7 +295,7 @@ impl Wire {
     }
 
     async fn connected(&self, endpoint: &Endpoint) -> Result<Line, Failure> {
-        let channel = endpoint.connect().await.map_err(|error| unreachable(endpoint, chain(&error)))?;
+        let channel = endpoint.connect().await.map_err(|error| unreachable(endpoint, with_causes(&error)))?;
         let line = Line { channel, token: None, suspect: Arc::default() };
         let Some(Credentials { user, password }) = &self.credentials else { return Ok(line) };
         let question = AuthenticateRequest { name: user.clone(), password: password.clone() };
@@ -439,14 +439,4 @@ pub(crate) async fn in_order<T>(
 fn is_stale_token(status: &Status) -> bool {
     let said = |text: &str| status.message().contains(text);
     status.code() == Code::Unauthenticated || said("auth store is old") || said("user name is empty")
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -86,8 +86,8 @@ impl ElectorConfig {
             let (backend, minimum) = (able.name, able.minimum_duration);
             return Err(ElectorError::TooShort { duration: self.duration, backend, minimum });
         }
-        // A renewal goes out after a third of the duration, may take a third, and is tried once more after up
-        // to an eighth; that second try must have a chance before the holder's own deadline.
+        // A renewal goes out after a third of the duration, may take up to a third, and is tried once more after
+        // up to an eighth; that second try must have a chance before the holder's own deadline.
         let second_try = self.duration * 2 / 3 + self.duration / 8;
         if second_try >= self.duration.saturating_sub(self.margin) || self.margin.is_zero() {
             return Err(ElectorError::NoSlack { duration: self.duration, margin: self.margin, second_try });
@@ -108,7 +108,7 @@ impl ElectorConfig {
 pub enum ElectorError {
     #[error(
         "a lease of {duration:?} with a margin of {margin:?} leaves no room: a renewal goes out after {:?}, may \
-         take as long, and is tried again at {second_try:?} at the latest, which must be before {:?} (the \
+         take up to as long, and is tried again at {second_try:?} at the latest, which must be before {:?} (the \
          duration less the margin, which must not be zero)",
         *duration / 3, duration.saturating_sub(*margin)
     )]

@@ -24,5 +24,6 @@ pub use record::{
 pub use store::{
     AcquireOutcome, AcquireRequest, BoxError, Capabilities, Claim, ExpiryClock, FenceStore, HISTORY, Hint,
     LeaseError, LeaseStore, Lifeline, LossReason, ReleaseOutcome, RenewOutcome, Takeover, acquire_fenced,
+    with_causes,
 };
 pub use tenure::{EpochGuard, NotLeading, RenewalStatus, Tenure};

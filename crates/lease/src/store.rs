@@ -223,6 +223,12 @@ pub enum LeaseError {
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+/// An error with its causes, on one line: the outermost says where, the innermost what.
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// One try at a lease, fence included, for callers that have no elector: wins it or says who has it.
 pub async fn acquire_fenced(
     leases: &dyn LeaseStore,

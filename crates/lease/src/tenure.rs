@@ -210,7 +210,6 @@ impl Tenure {
         self.inner.settled.cancelled().await;
     }
 
-    /// Whether it leads, and whether its latest renewal has succeeded.
     /// A write under this term was refused by the fence, whatever the lease says: somebody else has been told to
     /// write. Ends the authority at once, and gives back what there is to give back.
     pub fn fenced(&self) {
@@ -222,6 +221,7 @@ impl Tenure {
         self.inner.resigned.cancel();
     }
 
+    /// Whether it leads, and whether its latest renewal has succeeded.
     pub fn renewal_status(&self) -> RenewalStatus {
         self.inner.renewal_status()
     }

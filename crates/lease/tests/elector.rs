@@ -281,7 +281,7 @@ async fn a_configuration_without_slack_is_refused_with_its_arithmetic() {
     assert!(matches!(error, ElectorError::NoSlack { .. }));
     assert_eq!(
         error.to_string(),
-        "a lease of 24s with a margin of 6s leaves no room: a renewal goes out after 8s, may take as long, and is \
+        "a lease of 24s with a margin of 6s leaves no room: a renewal goes out after 8s, may take up to as long, and is \
          tried again at 19s at the latest, which must be before 18s (the duration less the margin, which must not \
          be zero)"
     );

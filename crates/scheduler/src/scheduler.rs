@@ -9,6 +9,7 @@ use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{DispatchMetrics, DispatchPool, Executor, PoolSize, SecretSource};
 use tenure_lease::{
     Campaign, Candidacy, Elector, LeaseMetrics, LeaseRecord, RenewalStatus, Scope, ScopeStatus, Tenure,
+    with_causes,
 };
 use tenure_model::ShardId;
 use tenure_store::{SharedStore, StoreError};
@@ -251,7 +252,7 @@ impl Office {
             let ended = match owner {
                 Ok(owner) => self.work(owner, &tenure, &mut backoff).await,
                 Err(error) => {
-                    self.not_ready(&chain(&error));
+                    self.not_ready(&with_causes(&error));
                     Ended::Reload
                 }
             };
@@ -300,8 +301,8 @@ impl Office {
                 }
                 Err(PassError::Store(error)) => {
                     self.deps.metrics.failed_passes.inc();
-                    tracing::warn!(error = %chain(&error), "pass failed; reading the shard again");
-                    self.not_ready(&chain(&error));
+                    tracing::warn!(error = %with_causes(&error), "pass failed; reading the shard again");
+                    self.not_ready(&with_causes(&error));
                     return Ended::Reload;
                 }
             };
@@ -366,10 +367,4 @@ impl Office {
             () = tokio::time::sleep(pause) => {}
         }
     }
-}
-
-/// An error with its causes, on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

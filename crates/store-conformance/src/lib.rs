@@ -17,9 +17,9 @@ pub mod snapshots;
 pub mod views;
 
 use std::any::Any;
-use std::future::Future;
-use std::time::Duration;
 
+#[doc(hidden)]
+pub use tenure_lease_conformance::facts;
 use tenure_store::SharedStore;
 
 /// A fresh, empty database with [`SHARDS`] shards.
@@ -38,23 +38,11 @@ impl std::fmt::Debug for Fresh {
 /// More than one, so that what belongs to another shard can be told apart.
 pub const SHARDS: u16 = 4;
 
-/// A fact that takes longer than this on a busy machine hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Runs one fact with an end to the wait.
-pub async fn settle<F: Future<Output = ()>>(
-    fresh: impl Future<Output = Fresh>,
-    fact: impl FnOnce(Fresh) -> F,
-) {
-    let done = async { fact(fresh.await).await };
-    tokio::time::timeout(PATIENCE, done).await.expect("the fact settles in time");
-}
-
 /// One `#[tokio::test]` per fact. `$fresh` is `async fn(shards: u16) -> Fresh`.
 #[macro_export]
 macro_rules! exercise {
     ($fresh:ident) => {
-        $crate::facts! { $fresh;
+        $crate::facts! { $crate, $fresh($crate::SHARDS);
             passes: [
                 a_pass_writes_rows_results_tries_and_audit,
                 a_stale_revision_leaves_that_run_alone_and_commits_the_others,
@@ -155,23 +143,6 @@ macro_rules! exercise {
             ],
         }
     };
-}
-
-/// The list above, one test function for each name. Not for callers.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! facts {
-    ($fresh:ident; $($module:ident: [$($fact:ident),* $(,)?]),* $(,)?) => {$(
-        mod $module {
-            use super::$fresh;
-            $(
-                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-                async fn $fact() {
-                    $crate::settle($fresh($crate::SHARDS), $crate::$module::$fact).await;
-                }
-            )*
-        }
-    )*};
 }
 
 #[cfg(test)]

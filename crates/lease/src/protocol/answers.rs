@@ -174,7 +174,6 @@ impl Protocol {
             State::Leading(held) | State::Draining { held, .. } => {
                 held.valid_until = held.valid_until.max(valid_until);
                 held.record.renewed_at = now.wall;
-                held.record.resource_version += 1;
                 effects.push(Effect::Extend { scope: claim.scope.clone(), valid_until: held.valid_until });
             }
             State::Confirming(held) if held.record.epoch == claim.epoch => {

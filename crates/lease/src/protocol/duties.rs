@@ -123,13 +123,15 @@ impl Protocol {
     }
 
     /// What nobody works under any more, and what a withdrawn campaign holds without having told anybody. The
-    /// member's seat goes with the first of them, so that the others count on one member less and take what comes.
+    /// member's seat goes first, so that the others count on one member less and take what comes.
     pub(super) fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
         let in_flight: BTreeSet<&Scope> = self.renewal.iter().flatten().map(|claim| &claim.scope).collect();
         let releasing =
             self.seats.values().filter(|seat| matches!(seat.state, State::Releasing { .. })).count();
         let mut room = CALLS_AT_ONCE.saturating_sub(releasing);
-        for (scope, seat) in &mut self.seats {
+        let (members, contested): (Vec<_>, Vec<_>) =
+            self.seats.iter_mut().partition(|(_, seat)| seat.kind == Kind::Member);
+        for (scope, seat) in members.into_iter().chain(contested) {
             if room == 0 {
                 return;
             }

@@ -69,9 +69,7 @@ impl Rules {
     pub(super) fn overdue(&self) -> Duration {
         self.duration
     }
-}
 
-impl Rules {
     /// How a lease that is still held may be taken all the same.
     pub(super) fn takeover_of(
         &self,

@@ -16,7 +16,8 @@ pub(super) struct Seat {
     pub(super) kind: Kind,
     pub(super) state: State,
     pub(super) seen: Option<Seen>,
-    pub(super) dead: Option<SaidDead>,
+    /// The term that is said to be over with its holder's life.
+    pub(super) dead: Option<(Term, SaidDead)>,
     pub(super) look: Look,
     /// No acquire before this.
     pub(super) not_before: Option<BootTime>,
@@ -58,20 +59,19 @@ pub(super) struct Seen {
     pub(super) free: Option<(Takeover, BootTime)>,
 }
 
-/// A term whose holder is said to have crashed. What was seen before the hint may have been out of date, so only a record
-/// that moves *after* it was looked at again says that the holder lives.
-#[derive(Clone, Copy, Debug)]
+/// Somebody is said to have crashed. What was seen before the hint may have been out of date, so only a record that moves
+/// *after* it was looked at again says that its holder lives.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SaidDead {
-    pub(super) term: Term,
-    pub(super) version: Option<u64>,
+    /// The record's, at the first look after the hint.
+    version: Option<u64>,
 }
 
 impl SaidDead {
-    /// After a look at the record. `None`: it is another's, or has moved, so the holder lives.
+    /// After a look at the holder's record. `None`: it has moved, so the holder lives.
     pub(super) fn after_seeing(self, record: &LeaseRecord) -> Option<Self> {
         let version = record.resource_version;
-        let unmoved = record.term == self.term && self.version.is_none_or(|before| before == version);
-        unmoved.then_some(Self { version: Some(version), ..self })
+        self.version.is_none_or(|before| before == version).then_some(Self { version: Some(version) })
     }
 }
 
@@ -120,6 +120,13 @@ impl Seat {
                 Some(Seen { record: Some(record), .. }) => Standing::Other(record.holder.session),
                 Some(Seen { record: None, .. }) => Standing::Unknown,
             },
+        }
+    }
+
+    /// Something has happened to the scope. A seat with a call in flight learns all it needs from the answer.
+    pub(super) fn hinted(&mut self, now: BootTime) {
+        if self.kind == Kind::Contested && self.state.is_settled() {
+            self.look_now(now);
         }
     }
 

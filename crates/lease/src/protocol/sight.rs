@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::rules::stall_after;
-use super::seat::{Kind, SaidDead, Seat, Seen, State};
+use super::seat::{SaidDead, Seen, State};
 use super::words::{CampaignId, Effect, Failure, Listing, Now};
 use super::{Protocol, SHORTEST_BACKOFF};
 use crate::store::{Hint, LossReason, Takeover};
@@ -113,11 +113,12 @@ impl Protocol {
             let unseen = before.as_ref().and_then(Seen::term) != Some(record.term);
             unseen && share.is_some_and(|share| share.crashed.contains_key(&record.holder.session))
         };
-        let heard =
-            record.as_ref().filter(heard_of).map(|record| SaidDead { term: record.term, version: None });
-        let dead = seat.dead.take().or(heard);
-        seat.dead = dead.zip(record.as_ref()).and_then(|(dead, record)| dead.after_seeing(record));
-        let said_dead = seat.dead.map(|dead| Takeover::OfDead(dead.term));
+        let heard = record.as_ref().filter(heard_of).map(|record| (record.term, SaidDead::default()));
+        seat.dead = record.as_ref().zip(seat.dead.take().or(heard)).and_then(|(record, (term, dead))| {
+            let dead = dead.after_seeing(record).filter(|_| record.term == term)?;
+            Some((term, dead))
+        });
+        let said_dead = seat.dead.map(|(term, _)| Takeover::OfDead(term));
         let stalled_for = now.boot.saturating_since(unchanged_since);
         let takeover = match &record {
             None => Some(Takeover::IfFree),
@@ -157,18 +158,15 @@ impl Protocol {
                         share.list_at = Some(now.boot);
                     }
                 }
-                // A seat with a call in flight learns all it needs from the answer.
-                let settled = |seat: &&mut Seat| seat.kind == Kind::Contested && seat.state.is_settled();
-                if let Some(seat) = self.seats.get_mut(scope).filter(settled) {
-                    seat.look_now(now.boot);
+                if let Some(seat) = self.seats.get_mut(scope) {
+                    seat.hinted(now.boot);
                 }
             }
             Hint::Resync => {
                 for share in self.shares.values_mut() {
                     share.list_at = Some(now.boot);
                 }
-                let settled = |seat: &&mut Seat| seat.kind == Kind::Contested && seat.state.is_settled();
-                self.seats.values_mut().filter(settled).for_each(|seat| seat.look_now(now.boot));
+                self.seats.values_mut().for_each(|seat| seat.hinted(now.boot));
             }
             // Whoever says so is wrong, and may act on it: see what is left.
             Hint::Crashed(session) if *session == self.rules.holder.session => self.renew_at = now.boot,
@@ -180,7 +178,7 @@ impl Protocol {
         for share in self.shares.values_mut() {
             share.list_at = Some(now.boot);
             if self.rules.crash_hints && share.members.remove(&session) {
-                share.crashed.entry(session).or_insert(u64::MAX);
+                share.crashed.entry(session).or_default();
                 share.dirty = true;
             }
         }
@@ -191,7 +189,7 @@ impl Protocol {
             let Some(Seen { record: Some(record), free, .. }) = &mut seat.seen else { continue };
             if record.holder.session == session && matches!(seat.state, State::Following) && free.is_none() {
                 *free = Some((Takeover::OfDead(record.term), now.boot));
-                seat.dead = Some(SaidDead { term: record.term, version: None });
+                seat.dead = Some((record.term, SaidDead::default()));
                 seat.ownerless_since.get_or_insert(now.boot);
                 self.changed.insert(scope.clone());
                 if let Some(share) = self.shares.get_mut(&seat.campaign) {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tenure_clock::BootTime;
 
+use super::seat::SaidDead;
 use super::words::Campaign;
 use crate::{LeaseRecord, Scope, Session};
 
@@ -20,8 +21,8 @@ pub(super) struct Share {
     /// Which seat of its instance's that is: living processes of one name sit side by side.
     pub(super) seat_number: u32,
     pub(super) members: BTreeSet<Session>,
-    /// Members that are said to have crashed, with the version their seat had then.
-    pub(super) crashed: BTreeMap<Session, u64>,
+    /// Members that are said to have crashed, until their seat moves.
+    pub(super) crashed: BTreeMap<Session, SaidDead>,
     pub(super) list_at: Option<BootTime>,
     pub(super) list_in_flight: bool,
     /// Known once, so that the first plan does not take everything.
@@ -64,17 +65,9 @@ impl Share {
         let listed: Vec<&LeaseRecord> = listed.iter().filter(of_component).collect();
         for record in listed.iter().filter(|record| record.is_held()) {
             let session = record.holder.session;
-            // A seat that has moved since the crash was told belongs to somebody who lives.
-            match self.crashed.get_mut(&session) {
-                Some(version) if *version == u64::MAX => *version = record.resource_version,
-                Some(version) if *version != record.resource_version => {
-                    self.crashed.remove(&session);
-                    members.insert(session);
-                }
-                Some(_) => {}
-                None => {
-                    members.insert(session);
-                }
+            match self.crashed.remove(&session).and_then(|dead| dead.after_seeing(record)) {
+                Some(dead) => drop(self.crashed.insert(session, dead)),
+                None => drop(members.insert(session)),
             }
         }
         let still_listed: BTreeSet<Session> = listed.iter().map(|record| record.holder.session).collect();

@@ -3,7 +3,9 @@
 use jiff::Timestamp;
 use tenure_clock::BootTime;
 
-use crate::store::{AcquireOutcome, AcquireRequest, Claim, Hint, LeaseError, LossReason, RenewOutcome};
+use crate::store::{
+    AcquireOutcome, AcquireRequest, Claim, Hint, LeaseError, LossReason, RenewOutcome, with_causes,
+};
 use crate::{Epoch, LeaseRecord, Scope, Session, Term};
 
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +48,7 @@ impl Failure {
 
 impl From<LeaseError> for Failure {
     fn from(error: LeaseError) -> Self {
-        let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
-        let text = causes.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        let text = with_causes(&error);
         match error {
             LeaseError::Unavailable(_) => Self::Unavailable(text),
             LeaseError::Ambiguous(_) => Self::Ambiguous(text),

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure_lease::{Hint, Lifeline, Session};
+use tenure_lease::{Hint, Lifeline, Session, with_causes};
 use tokio::sync::{broadcast, watch};
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
@@ -233,7 +233,7 @@ async fn until_cut(mut holder: Line, pid: i32) -> String {
         tokio::select! {
             ended = &mut holder.driver => return match ended {
                 Ok(Ok(())) => "the connection for crash hints was closed".into(),
-                Ok(Err(error)) => format!("the connection for crash hints was lost: {}", chain(&error)),
+                Ok(Err(error)) => format!("the connection for crash hints was lost: {}", with_causes(&error)),
                 Err(error) => format!("the connection for crash hints ended: {error}"),
             },
             () = sleep(PING_EVERY) => {}
@@ -241,19 +241,9 @@ async fn until_cut(mut holder: Line, pid: i32) -> String {
         match holder.pid().await {
             Ok(same) if same == pid => {}
             Ok(_) => return pooled("the session moved to another server process"),
-            Err(error) => return chain(&error),
+            Err(error) => return with_causes(&error),
         }
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Whom this process watches.
@@ -277,7 +267,7 @@ impl Ring {
             };
             if let Err(error) = ended {
                 self.seen.clear();
-                tracing::debug!(error = chain(&error), ?pause, "not watching peers for a moment");
+                tracing::debug!(error = with_causes(&error), ?pause, "not watching peers for a moment");
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }

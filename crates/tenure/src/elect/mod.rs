@@ -29,7 +29,7 @@ use rustix::process::Signal;
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_lease::{
     Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Failure as Problem, Holder, LeaseError,
-    LeaseMetrics, LossReason, Scope, Session, Tenure,
+    LeaseMetrics, LossReason, Scope, Session, Tenure, with_causes,
 };
 use tenure_model::duration;
 use tracing_subscriber::EnvFilter;
@@ -245,11 +245,6 @@ fn not_opened(error: LeaseError) -> Failure {
         LeaseError::Refused(_) => Failure::Failed(with_causes(&error)),
         LeaseError::Unavailable(_) | LeaseError::Ambiguous(_) => Failure::Unreachable(with_causes(&error)),
     }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Looked up before anything is campaigned for: a program that is not there can never lead.
