@@ -10,6 +10,6 @@ mod pool;
 mod prepare;
 mod template;
 
-pub use executor::{AssignError, Executor};
+pub use executor::{AssignError, Executor, Link};
 pub use pool::{DispatchMetrics, DispatchPool, PoolSize};
 pub use prepare::{Binding, EnvSecrets, RunContext, SecretSource};

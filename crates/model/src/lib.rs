@@ -22,7 +22,7 @@ pub use ids::{
     AttemptId, DagId, NodeId, PoolName, RunId, RunKey, ShardId, TaskId, TaskNo, TenantId, TiKey, VersionHash,
 };
 pub use instance::TaskInstance;
-pub use report::{Ack, FailReason, Outcome, Report, ReportBody};
+pub use report::{Ack, FailReason, Held, Outcome, Report, ReportBody};
 pub use resources::Resources;
 pub use run::{DataInterval, NewRun, RunType};
 pub use spec::{DagSpec, EnvValue, ParamSpec, Schedule, TaskKind, TaskSpec, WeightRule};

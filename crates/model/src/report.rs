@@ -12,6 +12,9 @@ use crate::{AttemptId, NodeId, TiKey};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub node: NodeId,
+    /// The scope under which the attempt was bound: whose owner should hear of it first. A hint, and no more:
+    /// the attempt id decides.
+    pub scope: String,
     pub body: ReportBody,
 }
 
@@ -29,9 +32,30 @@ pub enum ReportBody {
         /// What the task returned, for downstream tasks to read.
         result: Option<Value>,
     },
-    /// Everything this node holds, sent first after every start and reconnect. An attempt that the
-    /// control plane believes to run here and that is not in the list is positively gone.
-    Inventory { attempts: Vec<(AttemptId, TiKey)> },
+}
+
+impl ReportBody {
+    pub fn attempt(&self) -> AttemptId {
+        match self {
+            Self::Claim { attempt, .. } | Self::End { attempt, .. } => *attempt,
+        }
+    }
+
+    pub fn ti(&self) -> TiKey {
+        match self {
+            Self::Claim { ti, .. } | Self::End { ti, .. } => *ti,
+        }
+    }
+}
+
+/// An attempt that a node has: being prepared, running, or ended and not yet heard of. What the control plane
+/// believes to run there and the node does not hold is positively gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub attempt: AttemptId,
+    pub ti: TiKey,
+    /// As in [`Report::scope`].
+    pub scope: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tenure_lease::EpochGuard;
 use tenure_model::state::Mark;
-use tenure_model::{DagId, DagSpec, NewRun, NodeId, PoolName, Resources, RunId, RunState, TaskId, TenantId};
+use tenure_model::{
+    Ack, DagId, DagSpec, NewRun, NodeId, PoolName, Report, Resources, RunId, RunState, TaskId, TenantId,
+};
 
 use crate::{RunHeader, RunView, StoreError, TiView, VersionView};
 
@@ -57,8 +60,45 @@ pub trait IntentStore: Send + Sync {
     /// A pool that unfinished tasks may name is kept by those: they wait until it is there again.
     async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError>;
 
-    /// A node (re)appears with what it has.
+    /// A node (re)appears with what it has. Nothing new about it disturbs nobody.
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError>;
+
+    /// What agents say, for whoever owns the run: each report is guarded by its attempt id and answered by itself,
+    /// in order. The owner gets attention, and a plan that it made meanwhile becomes a conflict.
+    async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError>;
+
+    /// The digest of the token that administrators show. The first one offered is kept; `None`: there is none yet.
+    async fn admin_token(&self, offered: Option<&str>) -> Result<Option<String>, StoreError>;
+}
+
+/// Chores for the whole database, for whoever leads the controller's scope.
+#[async_trait]
+pub trait ChoreStore: Send + Sync {
+    /// Forgets runs that finished before `before`, with all that belongs to them, at most `limit` of them; the newest
+    /// run of each dag stays. Fenced by the controller's own scope. Answers with how many are gone.
+    async fn delete_old_runs(
+        &self,
+        guard: &EpochGuard<'_>,
+        before: Timestamp,
+        limit: u32,
+    ) -> Result<u64, StoreError>;
+
+    /// Forgets audit rows from before `before`, at most `limit` of them, oldest first.
+    async fn delete_old_audit(
+        &self,
+        guard: &EpochGuard<'_>,
+        before: Timestamp,
+        limit: u32,
+    ) -> Result<u64, StoreError>;
+
+    /// Forgets leases, ended terms, and presence rows that ran out before `before` and that nobody can still need:
+    /// numbered seats of members that are gone, replicas that no longer report. Fences stay for ever.
+    async fn delete_old_members(
+        &self,
+        guard: &EpochGuard<'_>,
+        before: Timestamp,
+        limit: u32,
+    ) -> Result<u64, StoreError>;
 }
 
 /// Who asks, for whom, and when.

@@ -1,8 +1,9 @@
 //! The contract of a state database, in domain verbs. Each verb is one transaction.
 //!
-//! Three traits, three kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
+//! Four traits, four kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
 //! fenced), [`IntentStore`] for users and agents (guarded by the state they expect, and every change
-//! that an owner must notice leaves an *attention* row in the same transaction), [`Views`] for screens.
+//! that an owner must notice leaves an *attention* row in the same transaction), [`ChoreStore`] for the
+//! controller that tidies up, [`Views`] for screens.
 //! SQL lives in the crates that implement them; `tenure-store-conformance` holds them to one behaviour.
 //!
 //! How writers are kept apart: a run has a `revision` that every transaction touching the run or its
@@ -25,13 +26,13 @@ pub use derived::{next_tick, request_fingerprint};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
 pub use intent::{
-    ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest,
-    NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
+    ChoreStore, ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore,
+    MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
 };
 pub use scheduling::{
-    Attention, AttentionItem, AuditEntry, CachedTi, Committed, DagSchedule, DagVersion, NewRunOutcome, Pass,
-    PastRun, RunChange, RunHeader, RunSnapshot, ScheduleChange, SchedulingStore, ShardSnapshot, StateChange,
-    TiChange, TryRecord,
+    Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,
+    LoadedRuns, NewRunOutcome, Pass, PastRun, RunChange, RunHeader, RunSnapshot, ScheduleChange,
+    SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord,
 };
 pub use views::{
     AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView,
@@ -39,7 +40,7 @@ pub use views::{
 };
 
 /// A whole state database.
-pub trait Store: SchedulingStore + IntentStore + Views + LeaseStore + FenceStore {}
-impl<T: SchedulingStore + IntentStore + Views + LeaseStore + FenceStore> Store for T {}
+pub trait Store: SchedulingStore + IntentStore + ChoreStore + Views + LeaseStore + FenceStore {}
+impl<T: SchedulingStore + IntentStore + ChoreStore + Views + LeaseStore + FenceStore> Store for T {}
 
 pub type SharedStore = Arc<dyn Store>;

@@ -1,6 +1,7 @@
 //! What the owner of a shard reads and writes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -9,8 +10,8 @@ use serde_json::Value;
 use tenure_lease::EpochGuard;
 use tenure_model::timetable::ScheduleProgress;
 use tenure_model::{
-    AttemptId, DagId, DagSpec, DataInterval, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId,
-    TaskId, TaskInstance, TaskNo, TaskState, TenantId, TiKey,
+    AttemptId, DagId, DagSpec, DataInterval, NewRun, NodeId, PoolName, Resources, RunId, RunKey, RunState,
+    RunType, ShardId, TaskId, TaskInstance, TaskNo, TaskState, TenantId, TiKey,
 };
 use tokio::sync::watch;
 
@@ -30,7 +31,26 @@ pub trait SchedulingStore: Send + Sync {
     async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError>;
 
     /// Runs as they are now, with their task instances. Runs that no longer exist are left out.
-    async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError>;
+    async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError>;
+
+    /// Running runs in which nothing is active and nothing will be tried again, and which nobody has touched since
+    /// `untouched_since`: the oldest first. Costs what is running, not what has finished.
+    async fn orphans(
+        &self,
+        shard: ShardId,
+        untouched_since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<RunKey>, StoreError>;
+
+    /// Brings a shard's shares as close to its bids as what is free allows, under the fence. Shards that hold some of
+    /// what could not be had in full get attention, and so do those that still want what was given back.
+    async fn trade_shares(&self, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<Vec<Share>, StoreError>;
+
+    /// This replica hears from these nodes. One row for each replica, however many nodes there are.
+    async fn record_presence(&self, replica: &str, nodes: &[NodeId]) -> Result<(), StoreError>;
+
+    /// Which of these nodes some replica has heard from within this time, by the database's clock.
+    async fn present(&self, nodes: &[NodeId], within: Duration) -> Result<Vec<NodeId>, StoreError>;
 
     /// A dag's schedule as it is now; `None` when it is gone.
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError>;
@@ -62,9 +82,9 @@ pub trait SchedulingStore: Send + Sync {
     /// has moved are left untouched and named in the answer; the others are committed.
     async fn commit_pass(&self, guard: &EpochGuard<'_>, pass: &Pass) -> Result<Committed, StoreError>;
 
-    /// Changes whenever this process has committed something that leaves attention behind (and, where
-    /// the database can tell, when another process has). Carries nothing that must not be lost.
-    fn wakes(&self) -> watch::Receiver<u64>;
+    /// Changes whenever this process has committed something that leaves attention behind for the shard (and,
+    /// where the database can tell, when another process has). Carries nothing that must not be lost.
+    fn wakes(&self, shard: ShardId) -> watch::Receiver<u64>;
 }
 
 #[derive(Clone, Debug)]
@@ -73,8 +93,44 @@ pub struct ShardSnapshot {
     /// Finished ones are not there; `Queued` ones come without task instances.
     pub running: Vec<RunSnapshot>,
     pub queued: Vec<RunHeader>,
+    /// Runs of which a row makes no sense: they cost nobody else anything.
+    pub unreadable: Vec<(RunKey, String)>,
     pub pools: Vec<PoolRecord>,
     pub nodes: Vec<NodeRecord>,
+    /// What the shard may use of what all shards draw from.
+    pub shares: Vec<Share>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct LoadedRuns {
+    pub runs: Vec<RunSnapshot>,
+    /// Runs of which a row makes no sense, and what.
+    pub unreadable: Vec<(RunKey, String)>,
+}
+
+/// Something that all shards draw from together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Common {
+    Pool(PoolName),
+    Node(NodeId),
+}
+
+/// How much of it a shard may use without asking the others. The shares of all shards together never exceed what
+/// there is, unless there is less of it than there was.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    pub of: Common,
+    pub amount: Resources,
+    /// In nobody's share.
+    pub free: Resources,
+}
+
+/// What a shard wants its share to be: less than it has gives back, more takes from what is free.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bid {
+    pub of: Common,
+    pub wish: Resources,
 }
 
 /// What the timetable loop knows of a dag.
@@ -156,6 +212,8 @@ pub enum Attention {
     Stop { node: NodeId, attempt: AttemptId },
     /// Pools or nodes changed.
     Limits,
+    /// Another shard wants some of this, or has given some of it back.
+    Shares { of: Common },
 }
 
 /// Everything one pass has decided.
