@@ -171,6 +171,12 @@ impl ShardId {
     pub fn scope(self) -> String {
         format!("scheduler/shard-{:02}", self.0)
     }
+
+    /// The shard that a lease scope guards, if it guards one.
+    pub fn of_scope(scope: &str) -> Option<Self> {
+        let shard = Self(scope.strip_prefix("scheduler/shard-")?.parse().ok()?);
+        (shard.scope() == scope).then_some(shard)
+    }
 }
 
 impl fmt::Display for ShardId {
@@ -208,5 +214,20 @@ impl fmt::Display for VersionHash {
 impl fmt::Debug for VersionHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0[..self.0.len().min(12)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_read_back_from_its_scope_and_from_nothing_else() {
+        for shard in [0, 7, 15, 100, u16::MAX].map(ShardId) {
+            assert_eq!(ShardId::of_scope(&shard.scope()), Some(shard));
+        }
+        for other in ["scheduler/shard-7", "scheduler/shard-007", "scheduler/shard-", "controller/leader"] {
+            assert_eq!(ShardId::of_scope(other), None, "{other}");
+        }
     }
 }

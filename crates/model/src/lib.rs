@@ -21,7 +21,7 @@ pub use assignment::{Assignment, EmbeddedFile, HttpRequest, Program};
 pub use ids::{
     AttemptId, DagId, NodeId, PoolName, RunId, RunKey, ShardId, TaskId, TaskNo, TenantId, TiKey, VersionHash,
 };
-pub use instance::TaskInstance;
+pub use instance::{AttemptVerdict, TaskInstance, TiStep, Told};
 pub use report::{Ack, FailReason, Held, Outcome, Report, ReportBody};
 pub use resources::Resources;
 pub use run::{DataInterval, NewRun, RunType};

@@ -87,6 +87,10 @@ pub enum FailReason {
     Stopped,
     /// It began, and the node cannot say how it ended: its supervisor is gone.
     Lost,
+    /// Its agent has been silent for so long that nobody will hear how it ended.
+    AgentLost {
+        silent_ms: u64,
+    },
     /// It could not be prepared or started: a template error, a missing program.
     CannotStart {
         error: String,
@@ -108,6 +112,10 @@ impl fmt::Display for FailReason {
             }
             Self::Stopped => f.write_str("stopped on request"),
             Self::Lost => f.write_str("lost: its supervisor is gone and left no exit code"),
+            Self::AgentLost { silent_ms } => {
+                let silent = crate::duration::format(std::time::Duration::from_millis(*silent_ms));
+                write!(f, "agent lost: silent for {silent}")
+            }
             Self::CannotStart { error } => write!(f, "could not start: {error}"),
             Self::BadResult { error } => write!(f, "bad result: {error}"),
         }

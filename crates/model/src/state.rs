@@ -301,6 +301,28 @@ pub enum TaskEvent {
     Mark(Mark),
 }
 
+impl TaskEvent {
+    /// As the audit trail tells it.
+    pub fn past_tense(self) -> &'static str {
+        match self {
+            Self::DependenciesMet => "scheduled",
+            Self::CompleteEmpty => "completed",
+            Self::Skip | Self::SkipItself => "skipped",
+            Self::UpstreamFail => "upstream_failed",
+            Self::Remove => "removed",
+            Self::RunEnded => "run_ended",
+            Self::Bind => "bound",
+            Self::Claim => "claimed",
+            Self::Withdraw => "withdrawn",
+            Self::Succeed => "succeeded",
+            Self::Fail { .. } => "failed",
+            Self::RetryDue => "retried",
+            Self::Clear => "cleared",
+            Self::Mark(_) => "marked",
+        }
+    }
+}
+
 /// What a user may declare a task instance, or a whole run, to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

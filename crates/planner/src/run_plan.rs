@@ -14,8 +14,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tenure_model::retry::{self, TryName};
 use tenure_model::{
-    AttemptId, DagId, FailReason, NodeId, Outcome, RunId, RunState, Tally, TaskEvent, TaskId, TaskInstance,
-    TaskKind, TaskNo, TaskSpec, TaskState, Verdict,
+    AttemptId, AttemptVerdict, DagId, NodeId, Outcome, RunId, RunState, Tally, TaskEvent, TaskId,
+    TaskInstance, TaskKind, TaskNo, TaskSpec, TaskState, TiStep, Told, Verdict,
 };
 
 use crate::DagGraph;
@@ -276,21 +276,11 @@ impl RunPlan {
     }
 
     pub fn claim(&mut self, task: TaskNo, attempt: AttemptId, now: Timestamp) -> ClaimVerdict {
-        let Some(ti) = self.task(task).filter(|ti| ti.attempt == Some(attempt)) else {
-            return ClaimVerdict::Superseded;
-        };
-        match ti.state {
-            TaskState::Queued => {
-                self.step(task.0, TaskEvent::Claim, None, |ti| ti.started_at = Some(now));
-                ClaimVerdict::Granted
-            }
-            TaskState::Running => ClaimVerdict::Repeated,
-            // Cleared before the agent heard that it may start: then it never will.
-            TaskState::Restarting => {
-                self.finish_restart(task.0, TaskEvent::Withdraw, now);
-                ClaimVerdict::Superseded
-            }
-            _ => ClaimVerdict::Superseded,
+        let Some(ti) = self.task(task) else { return ClaimVerdict::Superseded };
+        match self.hear(task.0, ti.claim(attempt, now)) {
+            AttemptVerdict::Applied => ClaimVerdict::Granted,
+            AttemptVerdict::Repeated => ClaimVerdict::Repeated,
+            AttemptVerdict::Superseded => ClaimVerdict::Superseded,
         }
     }
 
@@ -301,36 +291,17 @@ impl RunPlan {
         outcome: &Outcome,
         ended_at: Timestamp,
     ) -> EndVerdict {
-        let Some(ti) = self.task(task).filter(|ti| ti.attempt == Some(attempt) && ti.state.is_bound()) else {
-            return EndVerdict::Superseded;
-        };
-        let unclaimed = ti.state == TaskState::Queued;
-        // An agent's clock may be behind ours; a task still does not end before it began.
-        let ended_at = ti.started_at.map_or(ended_at, |started| ended_at.max(started));
-        match outcome {
-            Outcome::NeverStarted => self.withdraw(task, "the attempt never started", ended_at),
-            // Only what was claimed can have run.
-            Outcome::Success | Outcome::Skipped if unclaimed => return EndVerdict::Superseded,
-            Outcome::Success => self.end_try(task.0, TaskEvent::Succeed, ended_at, None),
-            Outcome::Skipped => {
-                self.end_try(task.0, TaskEvent::SkipItself, ended_at, Some("asked to be skipped"))
-            }
-            Outcome::Failed { reason } => self.fail(task, reason, ended_at),
+        let Some(ti) = self.task(task) else { return EndVerdict::Superseded };
+        match self.hear(task.0, ti.end(attempt, outcome, ended_at)) {
+            AttemptVerdict::Applied => EndVerdict::Applied,
+            AttemptVerdict::Repeated | AttemptVerdict::Superseded => EndVerdict::Superseded,
         }
-        EndVerdict::Applied
     }
 
     /// Takes a bound attempt back; the same try is placed again under a new attempt id.
     pub fn withdraw(&mut self, task: TaskNo, reason: &str, now: Timestamp) {
-        if self.slots[task.index()].ti.state == TaskState::Restarting {
-            return self.finish_restart(task.0, TaskEvent::Withdraw, now);
-        }
-        self.step(task.0, TaskEvent::Withdraw, Some(reason), |ti| {
-            ti.attempt = None;
-            ti.node = None;
-            ti.queued_at = None;
-            ti.started_at = None;
-        });
+        let step = self.slots[task.index()].ti.withdrawn(reason, now);
+        self.take_step(task.0, step);
     }
 
     /// What has changed since the last call; the caller commits it or drops this plan.
@@ -348,31 +319,22 @@ impl RunPlan {
         Changes { touched, past_tries, steps, run }
     }
 
-    fn fail(&mut self, task: TaskNo, reason: &FailReason, ended_at: Timestamp) {
-        let ti = &self.slots[task.index()].ti;
-        let retry = ti.try_number <= ti.max_tries;
-        self.end_try(task.0, TaskEvent::Fail { retry }, ended_at, Some(&reason.to_string()));
-    }
-
-    fn end_try(&mut self, at: u32, event: TaskEvent, ended_at: Timestamp, reason: Option<&str>) {
-        if self.slots[at as usize].ti.state == TaskState::Restarting {
-            return self.finish_restart(at, event, ended_at);
+    fn hear(&mut self, at: u32, told: Told) -> AttemptVerdict {
+        if let Some(step) = told.step {
+            self.take_step(at, step);
         }
-        self.step(at, event, reason, |ti| ti.ended_at = Some(ended_at));
-        self.arm_retry(at);
+        told.verdict
     }
 
-    /// The process of a cleared task has ended: now it is as if it had never run, but for its history.
-    fn finish_restart(&mut self, at: u32, event: TaskEvent, ended_at: Timestamp) {
-        let slot = &self.slots[at as usize];
-        let retries = slot.spec.map_or(0, |spec| self.graph.task(spec).retries);
-        let cleared = slot.ti.cleared(retries);
-        let past = TaskInstance { state: TaskState::Failed, ended_at: Some(ended_at), ..slot.ti.clone() };
-        self.changes.past_tries.push((TaskNo(at), past));
-        self.step(at, event, Some("cleared while running"), |ti| {
-            *ti = TaskInstance { state: ti.state, ..cleared }
-        });
-        self.dirty.insert(at);
+    fn take_step(&mut self, at: u32, step: TiStep) {
+        let TiStep { event, to, past_try } = step;
+        self.changes.past_tries.extend(past_try.map(|past| (TaskNo(at), past)));
+        let reason = to.reason.clone();
+        self.step(at, event, reason.as_deref(), |ti| *ti = to);
+        self.arm_retry(at);
+        if self.slots[at as usize].ti.state == TaskState::None {
+            self.dirty.insert(at);
+        }
     }
 
     fn arm_retry(&mut self, at: u32) {

@@ -1,4 +1,4 @@
-//! What a clear, a mark or an ended run does to one run's rows, decided once for every store.
+//! What a clear, a mark, an ended run or an agent's report does to one run's rows, decided once for every store.
 //!
 //! Pure: a snapshot and a request in, the new rows out. A store reads the snapshot, calls one of these and
 //! writes the answer in the same transaction: rows, history, audit, and an attention row for the run and for
@@ -6,9 +6,12 @@
 //! still hold and must not go on with has a stop. What it does not do: find the other runs that `past` and
 //! `future` ask for. A store calls it for each of them, and tasks that those do not have are passed over.
 
+mod report;
+
 use std::collections::{HashMap, HashSet};
 
 use jiff::Timestamp;
+use serde_json::Value;
 use tenure_model::state::Mark;
 use tenure_model::{
     AttemptId, DagSpec, NodeId, RunKey, RunState, TaskEvent, TaskId, TaskInstance, TaskNo, TaskSpec,
@@ -16,9 +19,11 @@ use tenure_model::{
 };
 
 use crate::{
-    AuditEntry, CachedTi, ClearRequest, ClearSelection, MarkRequest, RunSnapshot, StateChange, StoreError,
-    TiChange, TryRecord,
+    AuditEntry, CachedTi, ClearRequest, ClearSelection, MarkRequest, RunHeader, RunSnapshot, StateChange,
+    StoreError, TiChange, TryRecord,
 };
+
+pub use report::{report, reporter};
 
 /// Everything to write about one run.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,20 +36,23 @@ pub struct RunEdit {
     /// Task instances that the new version brings in.
     pub added: Vec<CachedTi>,
     pub past_tries: Vec<TryRecord>,
+    /// What a task has returned, to be kept in place of what it returned before.
+    pub results: Vec<(TiKey, Value)>,
     /// Attempts that agents should stop: one attention row each.
     pub stops: Vec<(NodeId, AttemptId)>,
     pub audit: Vec<AuditEntry>,
 }
 
 impl RunEdit {
-    fn of(run: &RunSnapshot) -> Self {
+    fn of(run: &RunHeader) -> Self {
         Self {
-            run: run.header.key,
+            run: run.key,
             state: None,
             version: None,
             tis: vec![],
             added: vec![],
             past_tries: vec![],
+            results: vec![],
             stops: vec![],
             audit: vec![],
         }
@@ -125,7 +133,7 @@ pub fn clear(
     };
     let is_chosen = |task: &TaskId| chosen.as_ref().is_none_or(|chosen| chosen.contains(task));
 
-    let mut edit = RunEdit::of(run);
+    let mut edit = RunEdit::of(&run.header);
     let mut matched = false;
     for cached in run.tis.iter().filter(|cached| is_chosen(&cached.task_id)) {
         if !passes(request, cached.ti.state) {
@@ -164,7 +172,7 @@ pub fn mark(
     }
     let chosen = graph.closure([&request.task], request.upstream, request.downstream);
     let of_index = |index: i32| request.map_index.is_none_or(|wanted| wanted == index);
-    let mut edit = RunEdit::of(run);
+    let mut edit = RunEdit::of(&run.header);
     for cached in
         run.tis.iter().filter(|cached| chosen.contains(&cached.task_id) && of_index(cached.map_index))
     {
@@ -232,7 +240,7 @@ fn restart_run(run: &RunSnapshot, spec: &DagSpec, at: Timestamp) -> Result<RunEd
 }
 
 fn end_run(run: &RunSnapshot, state: RunState, mark: Mark, at: Timestamp, actor: &str) -> RunEdit {
-    let mut edit = RunEdit::of(run);
+    let mut edit = RunEdit::of(&run.header);
     if run.header.state == state {
         return edit;
     }

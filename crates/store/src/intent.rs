@@ -71,11 +71,15 @@ pub trait IntentStore: Send + Sync {
     async fn admin_token(&self, offered: Option<&str>) -> Result<Option<String>, StoreError>;
 }
 
-/// Chores for the whole database, for whoever leads the controller's scope.
+/// The scope whose leader does the chores.
+pub const CONTROLLER_SCOPE: &str = "controller/leader";
+
+/// Chores for the whole database, for whoever leads [`CONTROLLER_SCOPE`]; any other authority is a conflict.
 #[async_trait]
 pub trait ChoreStore: Send + Sync {
-    /// Forgets runs that finished before `before`, with all that belongs to them, at most `limit` of them; the newest
-    /// run of each dag stays. Fenced by the controller's own scope. Answers with how many are gone.
+    /// Forgets runs that finished before `before`, with all that belongs to them but their audit, at most `limit` of
+    /// them, the oldest first. The newest run of each dag stays, and so does the one with its latest logical date,
+    /// which the next may depend on. An audit row says that a run is gone. Answers with how many are.
     async fn delete_old_runs(
         &self,
         guard: &EpochGuard<'_>,

@@ -16,6 +16,7 @@ pub mod edit;
 mod error;
 mod intent;
 mod scheduling;
+pub mod shares;
 mod views;
 
 use std::sync::Arc;
@@ -26,8 +27,8 @@ pub use derived::{next_tick, request_fingerprint};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
 pub use intent::{
-    ChoreStore, ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration, IntentStore,
-    MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
+    CONTROLLER_SCOPE, ChoreStore, ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration,
+    IntentStore, MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
 };
 pub use scheduling::{
     Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,

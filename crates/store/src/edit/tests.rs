@@ -1,8 +1,8 @@
 //! Goal: what a user's word does to a run is right whatever state the run is in, and every step is legal.
 //! Method: a small run drawn as text (`task=state`), one request, the new states as text.
 
-use serde_json::Value;
-use tenure_model::{DagId, RunId, RunType, ShardId, TaskKind, TenantId};
+use serde_json::{Value, json};
+use tenure_model::{Ack, DagId, Outcome, Report, ReportBody, RunId, RunType, ShardId, TaskKind, TenantId};
 use uuid::Uuid;
 
 use super::*;
@@ -341,4 +341,63 @@ fn every_edit_is_legal_from_every_state() {
             shown(&run, &set_run_state(&run, &spec(), end, AT, "admin").expect("legal"));
         }
     }
+}
+
+/// What the first task's agent says, with its current attempt unless told otherwise.
+fn told(run: &RunSnapshot, from: u32, body: impl FnOnce(AttemptId, TiKey) -> ReportBody) -> (RunEdit, Ack) {
+    let ti = TiKey { run: run.header.key, task: TaskNo(0), map_index: TiKey::UNMAPPED };
+    let said =
+        Report { node: "n1".into(), scope: "scheduler/shard-00".into(), body: body(attempt(from), ti) };
+    report(&run.header, run.tis.first(), &said, AT)
+}
+
+fn success(attempt: AttemptId, ti: TiKey) -> ReportBody {
+    let late = "2100-01-01T00:00:00Z".parse().expect("an instant");
+    ReportBody::End { attempt, ti, outcome: Outcome::Success, ended_at: late, result: Some(json!(7)) }
+}
+
+#[test]
+fn a_report_moves_its_own_task_and_plans_nothing_further() {
+    let queued = run(RunState::Running, "extract=queued transform=none");
+    let (edit, ack) = told(&queued, 0, |attempt, ti| ReportBody::Claim { attempt, ti });
+    assert_eq!((shown(&queued, &edit).as_str(), ack), ("extract:queued>running", Ack::Accepted));
+    let running = run(RunState::Running, "extract=running transform=none");
+    let (edit, ack) = told(&running, 0, success);
+    assert_eq!((shown(&running, &edit).as_str(), ack), ("extract:running>success", Ack::Accepted));
+    assert_eq!(edit.results, [(edit.tis[0].ti, json!(7))]);
+    assert_eq!(edit.tis[0].to.ended_at, Some(AT), "an agent's clock that is ahead of ours does not count");
+    assert_eq!(edit.audit[0].event, "succeeded");
+}
+
+#[test]
+fn what_was_cleared_while_it_ran_returns_nothing_and_keeps_its_history() {
+    let restarting = run(RunState::Running, "extract=restarting");
+    let (edit, ack) = told(&restarting, 0, success);
+    assert_eq!(
+        (shown(&restarting, &edit).as_str(), ack),
+        ("extract:restarting>none keep extract#1", Ack::Accepted)
+    );
+    assert!(edit.results.is_empty());
+    assert_eq!(edit.forgotten_results().count(), 1);
+}
+
+#[test]
+fn what_is_not_current_is_superseded_and_changes_nothing() {
+    let check = |run: &RunSnapshot, from: u32| {
+        let (edit, ack) = told(run, from, success);
+        assert!(edit.is_empty());
+        assert_eq!(ack, Ack::Superseded);
+    };
+    check(&run(RunState::Running, "extract=running"), 9);
+    check(&run(RunState::Running, "extract=success"), 0);
+    check(&run(RunState::Running, ""), 0);
+    check(&run(RunState::Failed, "extract=running"), 0);
+}
+
+#[test]
+fn a_repeated_claim_is_accepted_and_changes_nothing() {
+    let running = run(RunState::Running, "extract=running");
+    let (edit, ack) = told(&running, 0, |attempt, ti| ReportBody::Claim { attempt, ti });
+    assert!(edit.is_empty());
+    assert_eq!(ack, Ack::Accepted);
 }
