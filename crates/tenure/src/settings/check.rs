@@ -1,0 +1,289 @@
+//! From what was written to what is meant, and whether it makes sense.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tenure_lease::{LossPolicy, NOT_THE_MASTER};
+use tenure_model::duration;
+
+use super::file::Entry;
+use super::knobs::{KNOBS, Knob};
+use super::{Edition, Given, LeaseBackend, Problems, Profile, Settings, Shown, Source};
+use crate::epochs::Epochs;
+
+/// How often an agent speaks at the least.
+pub const AGENTS_SPEAK_EVERY: Duration = Duration::from_secs(5);
+/// One heartbeat may be lost, one may be late; what is silent for longer than this is silent.
+const HEARTBEATS: u32 = 3;
+/// Each is a lease of its own; beyond this, renewing them is all that a replica does.
+const MOST_SHARDS: u16 = 1024;
+const MOST_CONNECTIONS: usize = 1000;
+const MOST_DISPATCH: usize = 1_000_000;
+const SHORTEST_TICK: Duration = Duration::from_millis(10);
+
+pub fn settle(edition: Edition, given: &Given, file: Vec<Entry>) -> Result<Settings, Problems> {
+    let mut file: BTreeMap<&str, (String, Source)> =
+        file.into_iter().map(|(key, value, source)| (key, (value, source))).collect();
+    let mut said = |key: &str| given.get(key).or_else(|| file.remove(key));
+
+    let asked = said("profile");
+    let url = said("database_url");
+    let fallback = if edition == Edition::Server || url.is_some() { Profile::Pro } else { Profile::Lite };
+    let profile = asked.as_ref().and_then(|(text, _)| self::profile(text).ok()).unwrap_or(fallback);
+
+    let mut values = BTreeMap::new();
+    for knob in KNOBS {
+        let own = match knob.key {
+            "profile" => asked.clone().or(Some((profile.name().into(), Source::Default(profile)))),
+            "database_url" => url.clone(),
+            key => said(key),
+        };
+        let default = || Some((knob.default.of(edition, profile)?.to_owned(), Source::Default(profile)));
+        if let Some(value) = own.or_else(default) {
+            values.insert(knob.key, value);
+        }
+    }
+    Desk { edition, profile, values, problems: vec![] }.settings()
+}
+
+struct Desk {
+    edition: Edition,
+    profile: Profile,
+    values: BTreeMap<&'static str, (String, Source)>,
+    problems: Vec<String>,
+}
+
+impl Desk {
+    fn settings(mut self) -> Result<Settings, Problems> {
+        let settings = Settings {
+            profile: self.take("profile", profile).unwrap_or(self.profile),
+            listen: self.need("listen", |text| {
+                text.parse().map_err(|_| "is no address with a port, like 127.0.0.1:8080".into())
+            }),
+            advertise: self.take("advertise", url),
+            data: self.need("data", folder),
+            logs: self.take("logs", folder),
+            dags: self.take("dags", folder),
+            database_url: self.take("database_url", postgres),
+            database_connections: self.need("database_connections", |text| count(text, MOST_CONNECTIONS)),
+            statement_timeout: self.need("statement_timeout", some_time),
+            epochs: self.need("epochs", epochs),
+            shards: self.need("shards", |text| count(text, MOST_SHARDS)),
+            shards_asked: !matches!(self.values["shards"].1, Source::Default(_)),
+            leases: self.need("leases", leases),
+            lease_duration: self.need("lease_duration", some_time),
+            on_loss: self.need("on_loss", on_loss),
+            tick: self.need("tick", some_time),
+            claim_timeout: self.need("claim_timeout", some_time),
+            heartbeat_threshold: self.need("heartbeat_threshold", some_time),
+            orphan_threshold: self.need("orphan_threshold", some_time),
+            dispatch_workers: self.need("dispatch_workers", |text| count(text, MOST_DISPATCH)),
+            dispatch_queue: self.need("dispatch_queue", |text| count(text, MOST_DISPATCH)),
+            keep_runs: self.need("keep_runs", keep),
+            keep_audit: self.need("keep_audit", keep),
+            shown: self.shown(),
+        };
+        // What cannot be read has been replaced by a default: comparing it would blame the innocent.
+        if self.problems.is_empty() {
+            self.weigh(&settings);
+        }
+        if self.problems.is_empty() { Ok(settings) } else { Err(Problems(self.problems)) }
+    }
+
+    /// What makes no sense together.
+    fn weigh(&mut self, settings: &Settings) {
+        if settings.tick < SHORTEST_TICK {
+            self.blame("tick", format!("is shorter than {}", time(SHORTEST_TICK)));
+        }
+        if settings.claim_timeout < settings.tick {
+            self.blame_either(
+                "claim_timeout",
+                "tick",
+                "a task that nobody claims is found by a tick, so claim_timeout cannot be shorter than tick",
+            );
+        }
+        if settings.orphan_threshold < settings.tick {
+            self.blame_either(
+                "orphan_threshold",
+                "tick",
+                "orphaned runs are found by a tick, so orphan_threshold cannot be shorter than tick",
+            );
+        }
+        let silence = AGENTS_SPEAK_EVERY * HEARTBEATS;
+        if settings.heartbeat_threshold <= silence {
+            let (every, silence) = (time(AGENTS_SPEAK_EVERY), time(silence));
+            self.blame(
+                "heartbeat_threshold",
+                format!(
+                    "must be longer than {silence}: agents speak every {every}, one heartbeat may be lost and one \
+                     late, and the tasks of an agent that is only slow must not be given up"
+                ),
+            );
+        }
+        if self.edition == Edition::Server && settings.database_url.is_none() {
+            self.problems.push(
+                "a server needs a database that its replicas share: name one with --database-url \
+                 postgres://user:password@host/database (on one machine, without a database server: tenure up)"
+                    .into(),
+            );
+        }
+    }
+
+    /// A value that has a default. Where it cannot be read, the default stands in, and there is a problem.
+    fn need<T>(&mut self, key: &'static str, read: impl Fn(&str) -> Result<T, String>) -> T {
+        self.take(key, &read).unwrap_or_else(|| {
+            let default = Knob::find(key).and_then(|knob| knob.default.of(self.edition, self.profile));
+            let default = default.expect("what is needed has a default");
+            read(default).unwrap_or_else(|why| panic!("the default of {key} is {default:?}, which {why}"))
+        })
+    }
+
+    fn take<T>(&mut self, key: &'static str, read: impl Fn(&str) -> Result<T, String>) -> Option<T> {
+        let (text, _) = self.values.get(key)?;
+        match read(text) {
+            Ok(value) => Some(value),
+            Err(why) => {
+                self.blame(key, why);
+                None
+            }
+        }
+    }
+
+    fn blame(&mut self, key: &'static str, why: String) {
+        let (text, source) = &self.values[key];
+        self.problems.push(format!("{source}: {key} = \"{}\" {why}", masked(key, text)));
+    }
+
+    /// Two settings do not go together: whichever was set by somebody is named first.
+    fn blame_either(&mut self, key: &'static str, other: &'static str, why: &str) {
+        let is_default = |key: &str| matches!(self.values[key].1, Source::Default(_));
+        let (first, second) = if is_default(key) { (other, key) } else { (key, other) };
+        let told = |key: &'static str| {
+            let (text, source) = &self.values[key];
+            (format!("{key} = \"{text}\""), source.to_string())
+        };
+        let ((first, at), (second, also)) = (told(first), told(second));
+        self.problems.push(format!("{at}: {first} does not go with {second} ({also}): {why}"));
+    }
+
+    fn shown(&self) -> Vec<Shown> {
+        let one = |knob: &'static Knob| {
+            let known = self.values.get(knob.key);
+            let source = known.map_or(Source::Default(self.profile), |(_, source)| source.clone());
+            Shown { key: knob.key, value: known.map(|(text, _)| masked(knob.key, text)), source }
+        };
+        KNOBS.iter().map(one).collect()
+    }
+}
+
+fn time(duration: Duration) -> String {
+    duration::format(duration)
+}
+
+fn profile(text: &str) -> Result<Profile, String> {
+    match text {
+        "lite" => Ok(Profile::Lite),
+        "pro" => Ok(Profile::Pro),
+        _ => Err("is neither lite nor pro".into()),
+    }
+}
+
+fn folder(text: &str) -> Result<std::path::PathBuf, String> {
+    if text.is_empty() { Err("is no folder".into()) } else { Ok(text.into()) }
+}
+
+fn some_time(text: &str) -> Result<Duration, String> {
+    let parsed = duration::parse(text).map_err(|_| NOT_A_TIME.to_owned())?;
+    if parsed.is_zero() { Err("must be longer than nothing".into()) } else { Ok(parsed) }
+}
+
+const NOT_A_TIME: &str = "is no duration (write it like 500ms, 30s, 10m, 1h30m or 2d)";
+
+fn keep(text: &str) -> Result<Option<Duration>, String> {
+    if text == "off" {
+        return Ok(None);
+    }
+    match duration::parse(text) {
+        Ok(Duration::ZERO) => Err("would delete everything at once; to keep everything, write off".into()),
+        Ok(time) => Ok(Some(time)),
+        Err(_) => Err(format!("{NOT_A_TIME} and is not \"off\"")),
+    }
+}
+
+fn count<T: FromStr + PartialOrd + From<u8> + Copy + Display>(text: &str, most: T) -> Result<T, String> {
+    match text.parse::<T>() {
+        Ok(number) if number >= T::from(1) && number <= most => Ok(number),
+        _ => Err(format!("is not a whole number from 1 to {most}")),
+    }
+}
+
+fn url(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    match host.map(|host| host.trim_end_matches('/')) {
+        Some(host) if !host.is_empty() && !host.contains(['/', ' ', '?', '#']) => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err("is no address that others could use, like http://10.0.0.7:8080".into()),
+    }
+}
+
+fn postgres(text: &str) -> Result<String, String> {
+    match text.starts_with("postgres://") || text.starts_with("postgresql://") {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("is no Postgres database (postgres://user:password@host/database); on SQLite there is only \
+                      one process: tenure up, without --database-url"
+                .into())
+        }
+    }
+}
+
+fn epochs(text: &str) -> Result<Epochs, String> {
+    clap::ValueEnum::from_str(text, false).map_err(|_| "is neither count nor clock".into())
+}
+
+fn leases(text: &str) -> Result<LeaseBackend, String> {
+    match text.split_once("://").map_or(text, |(scheme, _)| scheme) {
+        "postgres" if text == "postgres" => Ok(LeaseBackend::Database),
+        "etcd" | "etcds" => {
+            text.parse().map(LeaseBackend::Etcd).map_err(|error| format!("is wrong: {error}"))
+        }
+        _ => {
+            Err("is neither postgres (the state's own database) nor etcd://host:port[,host:port][/prefix]"
+                .into())
+        }
+    }
+}
+
+fn on_loss(text: &str) -> Result<LossPolicy, String> {
+    match text {
+        "demote" => Ok(LossPolicy::Demote),
+        "exit" => Ok(LossPolicy::Exit(NOT_THE_MASTER)),
+        _ => Err("is neither demote nor exit".into()),
+    }
+}
+
+/// A database's URL without what opens it.
+fn masked(key: &str, text: &str) -> String {
+    let hides = ["database_url", "leases"].contains(&key);
+    let Some((scheme, rest)) = text.split_once("://").filter(|_| hides) else {
+        // Something else than a URL: whatever it is, it may hold a password.
+        return if key == "database_url" { "***".into() } else { text.to_owned() };
+    };
+    let (rest, query) = match rest.split_once('?') {
+        Some((rest, query)) if query.contains("password") => (rest, "?***".to_owned()),
+        Some((rest, query)) => (rest, format!("?{query}")),
+        None => (rest, String::new()),
+    };
+    // The last @: a password may hold one.
+    let rest = match rest.rsplit_once('@') {
+        Some((user, host)) => match user.split_once(':') {
+            Some((name, _)) => format!("{name}:***@{host}"),
+            None => format!("{user}@{host}"),
+        },
+        None => rest.to_owned(),
+    };
+    format!("{scheme}://{rest}{query}")
+}

@@ -1,0 +1,257 @@
+//! The table of settings: names, defaults, help. Flags, variables and the config file all follow it.
+
+use super::{Edition, Profile};
+use crate::discovery::DEFAULT_DATA_FOLDER;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Knob {
+    /// As the config file names it.
+    pub key: &'static str,
+    /// What stands for the value in a help text.
+    pub value: &'static str,
+    pub group: Group,
+    pub default: Default,
+    pub about: &'static str,
+    /// Without a meaning to `tenure up`.
+    pub server_only: bool,
+}
+
+/// How settings are grouped in help texts and in the example file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Place,
+    Database,
+    Leases,
+    Scheduling,
+    Retention,
+}
+
+impl Group {
+    pub fn heading(self) -> &'static str {
+        match self {
+            Self::Place => "Options",
+            Self::Database => "Database",
+            Self::Leases => "Leases",
+            Self::Scheduling => "Scheduling",
+            Self::Retention => "Retention",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Default {
+    /// Not set, or made out from something else.
+    None,
+    Same(&'static str),
+    PerProfile {
+        lite: &'static str,
+        pro: &'static str,
+    },
+    PerCommand {
+        up: &'static str,
+        server: &'static str,
+    },
+}
+
+impl Default {
+    pub fn of(self, edition: Edition, profile: Profile) -> Option<&'static str> {
+        match (self, edition, profile) {
+            (Self::None, ..) => None,
+            (Self::Same(value), ..) => Some(value),
+            (Self::PerProfile { lite, .. }, _, Profile::Lite) => Some(lite),
+            (Self::PerProfile { pro, .. }, _, Profile::Pro) => Some(pro),
+            (Self::PerCommand { up, .. }, Edition::Up, _) => Some(up),
+            (Self::PerCommand { server, .. }, Edition::Server, _) => Some(server),
+        }
+    }
+}
+
+impl Knob {
+    pub fn find(key: &str) -> Option<&'static Self> {
+        KNOBS.iter().find(|knob| knob.key == key)
+    }
+
+    /// `--claim-timeout`, without its dashes.
+    pub fn flag(&self) -> String {
+        self.key.replace('_', "-")
+    }
+
+    pub fn variable(&self) -> String {
+        format!("TENURE_{}", self.key.to_uppercase())
+    }
+
+    /// For help texts: what holds where nothing is said.
+    pub fn default_text(&self, edition: Edition) -> Option<String> {
+        match self.default {
+            Default::None => None,
+            Default::PerProfile { lite, pro } => Some(format!("lite {lite}, pro {pro}")),
+            same => same.of(edition, Profile::Lite).map(str::to_owned),
+        }
+    }
+}
+
+const fn knob(
+    key: &'static str,
+    value: &'static str,
+    group: Group,
+    default: Default,
+    about: &'static str,
+) -> Knob {
+    Knob { key, value, group, default, about, server_only: false }
+}
+
+const fn of_server(knob: Knob) -> Knob {
+    Knob { server_only: true, ..knob }
+}
+
+/// In the order in which people read them.
+pub const KNOBS: &[Knob] = &[
+    knob(
+        "listen",
+        "ADDR",
+        Group::Place,
+        Default::Same("127.0.0.1:8080"),
+        "Address to listen on, for the API (and for agents); port 0 takes any free one",
+    ),
+    of_server(knob(
+        "advertise",
+        "URL",
+        Group::Place,
+        Default::None,
+        "How others reach this replica, like http://10.0.0.7:8080 [default: from --listen, or the host's name]",
+    )),
+    knob(
+        "data",
+        "DIR",
+        Group::Place,
+        Default::Same(DEFAULT_DATA_FOLDER),
+        "Folder for what this process keeps to itself; made if it is not there",
+    ),
+    knob(
+        "logs",
+        "DIR",
+        Group::Place,
+        Default::None,
+        "Folder for the logs of tasks; shared by the replicas of a cluster [default: logs in --data]",
+    ),
+    knob("dags", "DIR", Group::Place, Default::None, "Folder of dag files; it is watched"),
+    knob(
+        "profile",
+        "PROFILE",
+        Group::Place,
+        Default::None,
+        "Which defaults to take: lite or pro [default: lite on SQLite, pro on Postgres]",
+    ),
+    knob(
+        "database_url",
+        "URL",
+        Group::Database,
+        Default::None,
+        "The state's database: postgres://user:password@host/database",
+    ),
+    knob(
+        "database_connections",
+        "COUNT",
+        Group::Database,
+        Default::PerProfile { lite: "8", pro: "16" },
+        "Connections to Postgres for scheduling and the API; about ten more are for leases and wakes",
+    ),
+    knob(
+        "statement_timeout",
+        "TIME",
+        Group::Database,
+        Default::Same("30s"),
+        "When Postgres gives up on a statement",
+    ),
+    knob(
+        "epochs",
+        "HOW",
+        Group::Database,
+        Default::Same("count"),
+        "How epochs grow on Postgres: count, or clock where a failover may lose the newest commits",
+    ),
+    of_server(knob(
+        "shards",
+        "COUNT",
+        Group::Database,
+        Default::PerCommand { up: "1", server: "16" },
+        "Into how many shards a new database is divided; one that exists keeps its number",
+    )),
+    of_server(knob(
+        "leases",
+        "WHERE",
+        Group::Leases,
+        Default::Same("postgres"),
+        "Where leases are kept: postgres, or etcd://host:port[,host:port][/prefix]",
+    )),
+    knob(
+        "lease_duration",
+        "TIME",
+        Group::Leases,
+        Default::Same("10s"),
+        "How long a frozen or cut-off replica can keep its shards from others",
+    ),
+    knob(
+        "on_loss",
+        "POLICY",
+        Group::Leases,
+        Default::Same("demote"),
+        "What losing a shard does: demote (serve on, stand again) or exit (end the process with code 73)",
+    ),
+    knob(
+        "tick",
+        "TIME",
+        Group::Scheduling,
+        Default::Same("1s"),
+        "The longest time between two looks at the database, for wakes that were lost",
+    ),
+    knob(
+        "claim_timeout",
+        "TIME",
+        Group::Scheduling,
+        Default::Same("1m"),
+        "When a task that was handed out and that no agent has claimed is placed anew",
+    ),
+    knob(
+        "heartbeat_threshold",
+        "TIME",
+        Group::Scheduling,
+        Default::Same("1m30s"),
+        "When the tasks of an agent that says nothing are given up",
+    ),
+    knob(
+        "orphan_threshold",
+        "TIME",
+        Group::Scheduling,
+        Default::Same("5m"),
+        "When a run in which nothing can happen any more is ended",
+    ),
+    knob(
+        "dispatch_workers",
+        "COUNT",
+        Group::Scheduling,
+        Default::PerProfile { lite: "1", pro: "16" },
+        "How many tasks are being handed to agents at once",
+    ),
+    knob(
+        "dispatch_queue",
+        "COUNT",
+        Group::Scheduling,
+        Default::PerProfile { lite: "1", pro: "256" },
+        "How many more wait to be handed out; the rest stay scheduled",
+    ),
+    knob(
+        "keep_runs",
+        "TIME",
+        Group::Retention,
+        Default::PerProfile { lite: "off", pro: "90d" },
+        "How long finished runs are kept; off keeps them for ever",
+    ),
+    knob(
+        "keep_audit",
+        "TIME",
+        Group::Retention,
+        Default::PerProfile { lite: "off", pro: "90d" },
+        "How long the audit trail is kept; off keeps it for ever",
+    ),
+];
