@@ -11,7 +11,7 @@ use prometheus_client::registry::Registry;
 use tenure_clock::{BootTime, Clock};
 use tenure_model::{FailReason, Outcome, Report, ReportBody};
 use tenure_store::SharedStore;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::prepare::{Binding, SecretSource, prepare};
 use crate::{AssignError, Executor};
@@ -38,17 +38,47 @@ pub struct DispatchPool {
     queue: mpsc::UnboundedSender<Queued>,
 }
 
-/// A binding in line; the line is as long as `room` allows.
+/// Room for one binding, from before it is committed until its hand-over is done. Several owners share a pool;
+/// whoever has a place cannot lose it to another.
+#[derive(Debug)]
+pub struct Place {
+    crowd: Arc<Crowd>,
+}
+
+/// How many places are taken.
+#[derive(Debug)]
+struct Crowd {
+    taken: AtomicUsize,
+    freed: watch::Sender<u64>,
+    depth: Gauge,
+}
+
+impl Crowd {
+    fn enter(self: &Arc<Self>) -> Place {
+        self.depth.inc();
+        Place { crowd: Arc::clone(self) }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.crowd.taken.fetch_sub(1, Ordering::AcqRel);
+        self.crowd.depth.dec();
+        self.crowd.freed.send_modify(|count| *count += 1);
+    }
+}
+
+/// A binding in line; the line is as long as there are places.
 struct Queued {
     binding: Binding,
+    place: Place,
     since: BootTime,
 }
 
 struct Shared {
     size: PoolSize,
     workers: Arc<Semaphore>,
-    outstanding: AtomicUsize,
-    freed: Notify,
+    crowd: Arc<Crowd>,
     store: SharedStore,
     executor: Arc<dyn Executor>,
     secrets: Arc<dyn SecretSource>,
@@ -60,7 +90,10 @@ struct Shared {
 
 impl std::fmt::Debug for DispatchPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DispatchPool").field("size", &self.shared.size).field("room", &self.room()).finish()
+        f.debug_struct("DispatchPool")
+            .field("size", &self.shared.size)
+            .field("crowd", &self.shared.crowd)
+            .finish()
     }
 }
 
@@ -77,8 +110,11 @@ impl DispatchPool {
         let shared = Shared {
             size,
             workers: Arc::new(Semaphore::new(size.workers)),
-            outstanding: AtomicUsize::new(0),
-            freed: Notify::new(),
+            crowd: Arc::new(Crowd {
+                taken: AtomicUsize::new(0),
+                freed: watch::Sender::new(0),
+                depth: metrics.queue_depth.clone(),
+            }),
             store,
             executor,
             secrets,
@@ -92,15 +128,23 @@ impl DispatchPool {
         Self { shared, queue }
     }
 
-    /// How many bindings it would take now.
-    pub fn room(&self) -> usize {
-        let size = self.shared.size;
-        (size.workers + size.queue).saturating_sub(self.shared.outstanding.load(Ordering::Acquire))
+    /// A place for one more binding, if there is one.
+    pub fn place(&self) -> Option<Place> {
+        let crowd = &self.shared.crowd;
+        let room = self.shared.size.workers + self.shared.size.queue;
+        let enter = |taken| (taken < room).then_some(taken + 1);
+        crowd.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).is_ok().then(|| crowd.enter())
     }
 
-    /// Resolves when a hand-over has finished since the last call.
-    pub async fn freed(&self) {
-        self.shared.freed.notified().await;
+    /// A place whether or not there is room: for bindings that a takeover finds in the database already.
+    pub fn extra_place(&self) -> Place {
+        self.shared.crowd.taken.fetch_add(1, Ordering::AcqRel);
+        self.shared.crowd.enter()
+    }
+
+    /// Changes when a place is free again.
+    pub fn freed(&self) -> watch::Receiver<u64> {
+        self.shared.crowd.freed.subscribe()
     }
 
     /// A pass had more to hand out than there was room for.
@@ -108,20 +152,15 @@ impl DispatchPool {
         self.shared.metrics.at_capacity.inc();
     }
 
-    /// Takes committed bindings. The caller has asked for room before it bound them; the few that a
-    /// takeover brings back beyond it are taken too, because they are in the database already.
-    pub fn offer(&self, bindings: Vec<Binding>) {
-        self.shared.outstanding.fetch_add(bindings.len(), Ordering::AcqRel);
-        self.shared.metrics.queue_depth.set(self.shared.outstanding.load(Ordering::Acquire) as i64);
-        for binding in bindings {
-            let queued = Queued { binding, since: self.shared.clock.boottime() };
-            // The line ends with the runtime; then the next owner finds the binding in the database.
-            let _ = self.queue.send(queued);
-        }
+    /// Takes a committed binding.
+    pub fn offer(&self, binding: Binding, place: Place) {
+        let queued = Queued { binding, place, since: self.shared.clock.boottime() };
+        // The line ends with the runtime; then the next owner finds the binding in the database.
+        let _ = self.queue.send(queued);
     }
 
-    pub fn reaches(&self, node: &tenure_model::NodeId) -> bool {
-        self.shared.executor.reaches(node)
+    pub fn executor(&self) -> &Arc<dyn Executor> {
+        &self.shared.executor
     }
 
     /// Passes a stop on to the attempt's node, outside of any pass.
@@ -142,8 +181,9 @@ async fn serve_line(shared: Arc<Shared>, mut line: mpsc::UnboundedReceiver<Queue
 
 impl Shared {
     async fn hand_over(self: Arc<Self>, queued: Queued, permit: OwnedSemaphorePermit) {
-        let Queued { binding, since } = queued;
-        let (node, attempt, ti) = (binding.node.clone(), binding.attempt, binding.ti);
+        let Queued { binding, place, since } = queued;
+        let (node, scope) = (binding.node.clone(), binding.scope.clone());
+        let (attempt, ti) = (binding.attempt, binding.ti);
         // A task of its own, so that a panic in a template or an executor costs this attempt alone.
         let worker = tokio::spawn({
             let shared = Arc::clone(&self);
@@ -165,13 +205,11 @@ impl Shared {
         if let Some(outcome) = outcome {
             let body = ReportBody::End { attempt, ti, outcome, ended_at: self.clock.now(), result: None };
             // A closed channel means that the scheduler has stopped; a later owner finds the attempt queued.
-            let _ = self.failures.send(Report { node, body });
+            let _ = self.failures.send(Report { node, scope, body });
         }
         let waited = self.clock.boottime().saturating_since(since);
         self.metrics.latency.observe(waited.as_secs_f64());
-        let left = self.outstanding.fetch_sub(1, Ordering::AcqRel) - 1;
-        self.metrics.queue_depth.set(left as i64);
-        self.freed.notify_one();
+        drop(place);
     }
 
     /// `None`: the agent has it and will speak for it from now on.

@@ -28,6 +28,8 @@ impl Request {
 pub struct Node {
     pub capacity: Resources,
     pub labels: BTreeMap<String, String>,
+    /// Something can be handed to it now.
+    pub reachable: bool,
     /// Finishes what it has, gets nothing new.
     pub draining: bool,
 }
@@ -42,11 +44,21 @@ pub struct Cluster {
 struct Place {
     node: Node,
     reserved: Resources,
+    allowance: Option<Allowance>,
+}
+
+/// Where several schedulers place on one node: how much of it is this one's to use, and how much more it could ask
+/// for. Without one, the whole node is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allowance {
+    pub own: Resources,
+    pub more: Resources,
 }
 
 /// Why one node cannot take a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection {
+    Unreachable,
     Draining,
     LabelMissing {
         label: String,
@@ -70,10 +82,15 @@ pub struct Unplaceable {
 
 impl Cluster {
     pub fn put(&mut self, id: NodeId, node: Node) {
-        self.nodes
-            .entry(id)
-            .and_modify(|place| place.node = node.clone())
-            .or_insert_with(|| Place { node, reserved: Resources::default() });
+        self.nodes.entry(id).and_modify(|place| place.node = node.clone()).or_insert_with(|| Place {
+            node,
+            reserved: Resources::default(),
+            allowance: None,
+        });
+    }
+
+    pub fn allow(&mut self, node: &NodeId, allowance: Allowance) {
+        self.place_of(node).allowance = Some(allowance);
     }
 
     /// Takes resources on a node. Recovered attempts are reserved as they are, even on a node whose
@@ -99,10 +116,19 @@ impl Cluster {
 
     /// The node that `place` would take.
     pub fn choose(&self, request: &Request) -> Result<NodeId, Unplaceable> {
+        self.best(request, false)
+    }
+
+    /// The node that `place` would take if it had all that could be asked for.
+    pub fn attainable(&self, request: &Request) -> Result<NodeId, Unplaceable> {
+        self.best(request, true)
+    }
+
+    fn best(&self, request: &Request, with_more: bool) -> Result<NodeId, Unplaceable> {
         let mut rejections = vec![];
         let mut best: Option<(u64, &NodeId)> = None;
         for (id, place) in &self.nodes {
-            match place.rejects(request) {
+            match place.rejects(request, with_more) {
                 Some(rejection) => rejections.push((id.clone(), rejection)),
                 // Spread: the least loaded node wins, the first by name among equals.
                 None if best.is_none_or(|(load, _)| place.load() < load) => best = Some((place.load(), id)),
@@ -115,14 +141,23 @@ impl Cluster {
     fn place_of(&mut self, node: &NodeId) -> &mut Place {
         // A node that holds attempts but is not registered (yet) has no room for new ones.
         self.nodes.entry(node.clone()).or_insert_with(|| Place {
-            node: Node { capacity: Resources::default(), labels: BTreeMap::new(), draining: false },
+            node: Node {
+                capacity: Resources::default(),
+                labels: BTreeMap::new(),
+                reachable: false,
+                draining: false,
+            },
             reserved: Resources::default(),
+            allowance: None,
         })
     }
 }
 
 impl Place {
-    fn rejects(&self, request: &Request) -> Option<Rejection> {
+    fn rejects(&self, request: &Request, with_more: bool) -> Option<Rejection> {
+        if !self.node.reachable {
+            return Some(Rejection::Unreachable);
+        }
         if self.node.draining {
             return Some(Rejection::Draining);
         }
@@ -136,7 +171,14 @@ impl Place {
             if *amount > capacity {
                 return Some(Rejection::TooSmall { resource: resource.clone() });
             }
-            if *amount > capacity.saturating_sub(self.reserved.get(resource)) {
+            let allowed = match &self.allowance {
+                None => capacity,
+                Some(Allowance { own, more }) => {
+                    let more = if with_more { more.get(resource) } else { 0 };
+                    (own.get(resource) + more).min(capacity)
+                }
+            };
+            if *amount > allowed.saturating_sub(self.reserved.get(resource)) {
                 return Some(Rejection::Busy { resource: resource.clone() });
             }
         }
@@ -156,6 +198,7 @@ impl Place {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unreachable => f.write_str("not connected"),
             Self::Draining => f.write_str("draining"),
             Self::LabelMissing { label, wanted } => write!(f, "without label {label}={wanted}"),
             Self::TooSmall { resource } => write!(f, "too small in {resource}"),

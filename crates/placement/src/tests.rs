@@ -6,7 +6,7 @@ use super::*;
 
 fn node(cpu: u64, tasks: u64) -> Node {
     let capacity = Resources::default().with("cpu", cpu * 1_000).with(Resources::TASKS, tasks * 1_000);
-    Node { capacity, labels: BTreeMap::new(), draining: false }
+    Node { capacity, labels: BTreeMap::new(), reachable: true, draining: false }
 }
 
 fn request(cpu: u64) -> Request {

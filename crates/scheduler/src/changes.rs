@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde_json::Value;
-use tenure_dispatch::Binding;
+use tenure_dispatch::{Binding, Place};
 use tenure_model::{AttemptId, NodeId, RunKey, TaskEvent, TaskNo, TiKey};
 use tenure_planner::{Changes, RunPlan, RunStep, Step};
 use tenure_store::{AuditEntry, Pass, RunChange, StateChange, TiChange, TryRecord};
@@ -14,7 +14,7 @@ pub(crate) struct PassBuilder {
     pub pass: Pass,
     runs: BTreeMap<RunKey, RunDraft>,
     /// To hand out after the commit.
-    pub bindings: Vec<Binding>,
+    pub bindings: Vec<(Binding, Place)>,
     /// To stop after the commit.
     pub stops: Vec<(NodeId, AttemptId)>,
 }

@@ -1,59 +1,100 @@
-//! Where reports wait for the next pass. Answers go out only after the commit that used them.
+//! Where reports wait for the next pass of one shard's owner. Answers go out only after the commit that used
+//! them. What is dropped unanswered was not used: whoever waits takes another way.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use tenure_model::{Ack, Report};
+use tenure_model::{Ack, AttemptId, Held, NodeId, Report, TiKey};
 use tokio::sync::{Notify, oneshot};
 
-/// The scheduler's ear: agents submit, the owner drains. Cloning shares it.
+/// Cloning shares it.
 #[derive(Clone, Debug, Default)]
-pub struct ReportInbox {
+pub(crate) struct ReportInbox {
     shared: Arc<Shared>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    waiting: Mutex<Vec<Envelope>>,
+    waiting: Mutex<Waiting>,
     arrived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    mail: Mail,
+    /// Nobody will look again.
+    closed: bool,
+}
+
+/// Everything that has come in since the last look.
+#[derive(Debug, Default)]
+pub(crate) struct Mail {
+    pub reports: Vec<Envelope>,
+    pub inventories: Vec<Inventory>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Envelope {
     pub report: Report,
-    pub answer: Option<oneshot::Sender<Ack>>,
+    answer: oneshot::Sender<Ack>,
 }
 
 impl Envelope {
     pub fn acknowledge(self, ack: Ack) {
-        if let Some(answer) = self.answer {
-            let _ = answer.send(ack); // an agent that has gone away will ask again
-        }
+        let _ = self.answer.send(ack); // an agent that has gone away will ask again
     }
 }
 
+/// What a node has answered, and what it was asked about.
+#[derive(Debug)]
+pub(crate) struct Inventory {
+    pub node: NodeId,
+    /// Which ran there, as far as the owner knew, when it asked.
+    pub ran: Vec<(TiKey, AttemptId)>,
+    /// Absent: no answer came.
+    pub held: Option<Vec<Held>>,
+}
+
 impl ReportInbox {
-    /// Resolves once the report's effect is committed, or with `Retry` when it could not be.
-    pub async fn submit(&self, report: Report) -> Ack {
+    /// The answer after the commit that used the report; `None`: no owner has used it.
+    pub async fn submit(&self, report: Report) -> Option<Ack> {
         let (answer, ack) = oneshot::channel();
-        self.push(Envelope { report, answer: Some(answer) });
-        ack.await.unwrap_or(Ack::Retry)
+        self.put(|mail| mail.reports.push(Envelope { report, answer }));
+        ack.await.ok()
     }
 
-    /// For those that need no answer.
-    pub fn post(&self, report: Report) {
-        self.push(Envelope { report, answer: None });
+    pub fn put_inventory(&self, inventory: Inventory) {
+        self.put(|mail| mail.inventories.push(inventory));
     }
 
-    fn push(&self, envelope: Envelope) {
-        self.shared.waiting.lock().expect("no panic while holding the inbox").push(envelope);
-        self.shared.arrived.notify_one();
+    fn put(&self, add: impl FnOnce(&mut Mail)) {
+        let mut waiting = self.waiting();
+        if !waiting.closed {
+            add(&mut waiting.mail);
+            drop(waiting);
+            self.shared.arrived.notify_one();
+        }
     }
 
-    pub(crate) fn drain(&self) -> Vec<Envelope> {
-        std::mem::take(&mut *self.shared.waiting.lock().expect("no panic while holding the inbox"))
+    pub fn drain(&self) -> Mail {
+        std::mem::take(&mut self.waiting().mail)
     }
 
-    pub(crate) async fn arrived(&self) {
+    /// Lets everybody who waits, and who will come, know that no owner looks here any more.
+    pub fn close(&self) {
+        let mut waiting = self.waiting();
+        waiting.closed = true;
+        waiting.mail = Mail::default();
+    }
+
+    pub async fn arrived(&self) {
         self.shared.arrived.notified().await;
+    }
+
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.shared.waiting.lock().expect("no panic while holding the inbox")
     }
 }

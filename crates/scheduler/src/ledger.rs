@@ -3,11 +3,11 @@
 //! A task instance occupies from its binding until its attempt has ended. What was taken is written
 //! down with it, so that exactly that is given back even when the dag has changed meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TiKey};
-use tenure_placement::{Cluster, Node, Request};
-use tenure_store::{NodeRecord, PoolRecord};
+use tenure_placement::{Allowance, Cluster, Node, Request};
+use tenure_store::{Common, NodeRecord, PoolRecord, Share};
 
 use crate::dags::DagNo;
 
@@ -54,6 +54,12 @@ pub(crate) struct Ledger {
     tasks_in_dags: BTreeMap<(DagNo, TaskId), u32>,
     tasks_in_runs: BTreeMap<(RunKey, TaskId), u32>,
     held: BTreeMap<TiKey, Held>,
+    /// Other shards draw from the same pools and nodes.
+    shared: bool,
+    /// What the nodes have.
+    nodes: BTreeMap<NodeId, Resources>,
+    /// This shard's shares of them.
+    allowed: BTreeMap<NodeId, Resources>,
     shapes: Vec<Request>,
     /// The caps that parked candidates last ran into, to know when there is room again.
     caps: BTreeMap<Limit, u32>,
@@ -64,7 +70,20 @@ struct Slots {
     /// Absent: the pool does not exist, or no longer.
     total: Option<u32>,
     used: u32,
+    /// What this shard may use of it. Absent: all of it, because there is no other shard.
+    share: Option<u32>,
 }
+
+/// How a shard stands with something that all shards draw from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Account {
+    pub total: Resources,
+    pub share: Resources,
+    pub used: Resources,
+}
+
+/// How a pool's slots are called among the resources.
+pub(crate) const SLOTS: &str = "slots";
 
 #[derive(Debug)]
 struct Held {
@@ -73,14 +92,103 @@ struct Held {
 }
 
 impl Ledger {
-    pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
+    pub fn set_limits(
+        &mut self,
+        pools: &[PoolRecord],
+        nodes: &[NodeRecord],
+        reaches: impl Fn(&NodeId) -> bool,
+    ) {
         self.pools.values_mut().for_each(|slots| slots.total = None);
         for pool in pools {
-            self.pools.entry(pool.name.clone()).or_default().total = Some(pool.slots);
+            let slots = self.pools.entry(pool.name.clone()).or_default();
+            slots.total = Some(pool.slots);
+            if self.shared {
+                slots.share.get_or_insert(0);
+            }
         }
+        self.nodes = nodes.iter().map(|node| (node.node.clone(), node.capacity.clone())).collect();
         for node in nodes {
             let (capacity, labels) = (node.capacity.clone(), node.labels.clone());
-            self.cluster.put(node.node.clone(), Node { capacity, labels, draining: node.draining });
+            let (reachable, draining) = (reaches(&node.node), node.draining);
+            self.cluster.put(node.node.clone(), Node { capacity, labels, reachable, draining });
+        }
+        if self.shared {
+            let unknown: Vec<NodeId> =
+                self.nodes.keys().filter(|node| !self.allowed.contains_key(*node)).cloned().collect();
+            for node in unknown {
+                // Nothing is known of the others' shares yet: all of it might be had.
+                let more = self.nodes[&node].clone();
+                self.set_allowance(node, Allowance { own: Resources::default(), more });
+            }
+        }
+    }
+
+    /// Several shards draw from the same pools and nodes: nothing is this one's but its shares.
+    pub fn share_with_others(&mut self) {
+        self.shared = true;
+    }
+
+    pub fn set_share(&mut self, share: &Share) {
+        match &share.of {
+            Common::Pool(pool) => {
+                let slots = (share.amount.get(SLOTS) / 1_000) as u32;
+                self.pools.entry(pool.clone()).or_default().share = Some(slots);
+            }
+            Common::Node(node) => {
+                let allowance = Allowance { own: share.amount.clone(), more: share.free.clone() };
+                self.set_allowance(node.clone(), allowance);
+            }
+        }
+    }
+
+    fn set_allowance(&mut self, node: NodeId, allowance: Allowance) {
+        self.cluster.allow(&node, allowance.clone());
+        self.allowed.insert(node, allowance.own);
+    }
+
+    /// What there is of it, what this shard may use, and what it does use.
+    pub fn account(&self, of: &Common) -> Account {
+        match of {
+            Common::Pool(pool) => {
+                let slots = |count: u32| Resources::default().with(SLOTS, u64::from(count) * 1_000);
+                let Some(pool) = self.pools.get(pool) else { return Account::default() };
+                Account {
+                    total: slots(pool.total.unwrap_or(0)),
+                    share: slots(pool.share.unwrap_or(0)),
+                    used: slots(pool.used),
+                }
+            }
+            Common::Node(node) => Account {
+                total: self.nodes.get(node).cloned().unwrap_or_default(),
+                share: self.allowed.get(node).cloned().unwrap_or_default(),
+                used: self.cluster.reserved(node).cloned().unwrap_or_default(),
+            },
+        }
+    }
+
+    /// Everything this shard has a share of.
+    pub fn shares(&self) -> Vec<Common> {
+        let pools = self.pools.iter().filter(|(_, slots)| slots.share.is_some_and(|share| share > 0));
+        let nodes = self.allowed.iter().filter(|(_, own)| !own.is_empty());
+        pools
+            .map(|(pool, _)| Common::Pool(pool.clone()))
+            .chain(nodes.map(|(node, _)| Common::Node(node.clone())))
+            .collect()
+    }
+
+    /// What tasks that wait at this limit ask for, and of what. `None`: more of a share would not help them.
+    pub fn demand(&self, limit: &Limit) -> Option<(Common, Resources)> {
+        match limit {
+            Limit::Pool(pool, slots) => {
+                let one = Resources::default().with(SLOTS, u64::from(*slots) * 1_000);
+                Some((Common::Pool(pool.clone()), one))
+            }
+            Limit::Capacity(shape) => {
+                let request = &self.shapes[shape.0 as usize];
+                let node = self.cluster.attainable(request).ok()?;
+                Some((Common::Node(node), request.resources.clone()))
+            }
+            _ => None,
         }
     }
 
@@ -102,6 +210,16 @@ impl Ledger {
     pub fn recover(&mut self, ti: TiKey, node: NodeId, wish: Wish) {
         self.cluster.reserve(&node, &wish.request.resources);
         self.note(ti, node, wish);
+    }
+
+    /// Nodes on which something is bound.
+    pub fn nodes_in_use(&self) -> BTreeSet<NodeId> {
+        self.held.values().map(|held| held.node.clone()).collect()
+    }
+
+    /// What is bound on a node.
+    pub fn held_on<'a>(&'a self, node: &'a NodeId) -> impl Iterator<Item = TiKey> + 'a {
+        self.held.iter().filter(move |(_, held)| held.node == *node).map(|(ti, _)| *ti)
     }
 
     /// Gives back what `ti` holds, if anything; answers with what may have room now.
@@ -182,7 +300,7 @@ impl Ledger {
                     format!("pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
                 }
             },
-            Limit::Capacity(shape) => match self.cluster.choose(&self.shapes[shape.0 as usize]) {
+            Limit::Capacity(shape) => match self.cluster.attainable(&self.shapes[shape.0 as usize]) {
                 Ok(node) => format!("{node} has room again"),
                 Err(unplaceable) => unplaceable.to_string(),
             },
@@ -231,7 +349,8 @@ impl Ledger {
 
 impl Slots {
     fn free(&self) -> u32 {
-        self.total.unwrap_or(0).saturating_sub(self.used)
+        let total = self.total.unwrap_or(0);
+        self.share.map_or(total, |share| share.min(total)).saturating_sub(self.used)
     }
 }
 

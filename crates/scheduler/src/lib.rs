@@ -1,4 +1,4 @@
-//! The owner of a shard at work: wake → inbox → plan → place → commit → dispatch.
+//! The owners of shards at work: wake → inbox → plan → place → commit → dispatch.
 //!
 //! Everything it knows is a cache of the database. Each pass writes what it has decided in one fenced
 //! transaction, then acknowledges the reports it has used and hands new bindings out. Whatever goes
@@ -9,16 +9,21 @@
 
 mod changes;
 mod dags;
+mod desk;
 mod inbox;
 mod ledger;
 mod metrics;
+mod office;
+mod orphans;
 mod owner;
 mod pass;
 mod ready;
 mod reports;
 mod scheduler;
+mod shares;
+mod watch;
 
-pub use inbox::ReportInbox;
+pub use desk::ReportDesk;
 pub use metrics::SchedulerMetrics;
 pub use owner::OwnerConfig;
 pub use scheduler::{OwnerStatus, Scheduler, SchedulerHandle, SchedulerParts};

@@ -6,10 +6,22 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use tenure_model::ShardId;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct StateLabel {
     pub state: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ShardLabel {
+    pub shard: u16,
+}
+
+impl ShardLabel {
+    pub fn of(shard: ShardId) -> Self {
+        Self { shard: shard.0 }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -26,8 +38,13 @@ pub struct SchedulerMetrics {
     pub(crate) agent_lost_tasks: Counter,
     pub(crate) withdrawn: Counter,
     pub(crate) lateness_seconds: Histogram,
-    pub(crate) active_runs: Gauge,
-    pub(crate) waiting_tasks: Gauge,
+    pub(crate) active_runs: Family<ShardLabel, Gauge>,
+    pub(crate) waiting_tasks: Family<ShardLabel, Gauge>,
+    pub(crate) reports_recorded: Counter,
+    pub(crate) orphans_reaped: Counter,
+    pub(crate) orphan_reap_errors: Counter,
+    pub(crate) orphan_list_errors: Counter,
+    pub(crate) orphan_panics: Counter,
 }
 
 impl SchedulerMetrics {
@@ -47,8 +64,13 @@ impl SchedulerMetrics {
             agent_lost_tasks: Counter::default(),
             withdrawn: Counter::default(),
             lateness_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 9)),
-            active_runs: Gauge::default(),
-            waiting_tasks: Gauge::default(),
+            active_runs: Family::default(),
+            waiting_tasks: Family::default(),
+            reports_recorded: Counter::default(),
+            orphans_reaped: Counter::default(),
+            orphan_reap_errors: Counter::default(),
+            orphan_list_errors: Counter::default(),
+            orphan_panics: Counter::default(),
         };
         let m = metrics.clone();
         registry.register("tenure_passes", "Scheduling passes", m.passes);
@@ -66,7 +88,7 @@ impl SchedulerMetrics {
         registry.register("tenure_runs_finished", "Runs by final state", m.runs_finished);
         registry.register(
             "tenure_agent_lost_tasks",
-            "Running attempts that their node positively no longer has",
+            "Running attempts that their node no longer has, or whose node fell silent",
             m.agent_lost_tasks,
         );
         registry.register("tenure_attempts_withdrawn", "Attempts not claimed in time", m.withdrawn);
@@ -77,6 +99,34 @@ impl SchedulerMetrics {
         );
         registry.register("tenure_active_runs", "Runs that are running", m.active_runs);
         registry.register("tenure_waiting_tasks", "Scheduled tasks that a limit holds back", m.waiting_tasks);
+        registry.register(
+            "tenure_reports_recorded",
+            "Reports written for runs whose owner is another process",
+            m.reports_recorded,
+        );
+        registry.register(
+            "tenure_orphan_reaped",
+            "Runs ended because nothing in them could move any more",
+            m.orphans_reaped,
+        );
+        registry.register(
+            "tenure_orphan_reap_error",
+            "Orphans that could not be ended",
+            m.orphan_reap_errors,
+        );
+        registry.register(
+            "tenure_orphan_list_error",
+            "Searches for orphans that failed",
+            m.orphan_list_errors,
+        );
+        registry.register("tenure_orphan_panic", "Panics while judging one orphan", m.orphan_panics);
         metrics
+    }
+
+    /// This process no longer owns the shard.
+    pub(crate) fn forget_shard(&self, shard: ShardId) {
+        let label = ShardLabel::of(shard);
+        self.active_runs.remove(&label);
+        self.waiting_tasks.remove(&label);
     }
 }

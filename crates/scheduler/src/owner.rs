@@ -6,19 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tenure_clock::{Clock, Entropy};
+use tenure_clock::{BootTime, Clock, Entropy};
 use tenure_dispatch::{Binding, DispatchPool, RunContext};
 use tenure_lease::Tenure;
 use tenure_model::timetable::Timetable;
 use tenure_model::{AttemptId, RunKey, RunState, ShardId, TaskNo, TaskSpec, TaskState, TiKey};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{DagSchedule, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore, StoreError};
+use tokio::sync::watch;
 
 use crate::dags::{DagBook, DagNo, SchedulePlan};
 use crate::inbox::ReportInbox;
 use crate::ledger::{Ledger, Limit, Wish, request};
-use crate::metrics::SchedulerMetrics;
+use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::ready::{Candidate, ReadyQueue};
+use crate::shares::Trades;
+use crate::watch::NodeWatch;
 
 #[derive(Clone, Debug)]
 pub struct OwnerConfig {
@@ -26,6 +29,10 @@ pub struct OwnerConfig {
     pub tick: Duration,
     /// An attempt that no agent has claimed for so long is placed again under a new id.
     pub claim_timeout: Duration,
+    /// A running attempt whose agent nobody has heard for so long is lost.
+    pub heartbeat_threshold: Duration,
+    /// A running run in which nothing moves, and nothing can, for so long is ended.
+    pub orphan_threshold: Duration,
     /// How audit rows name this owner.
     pub actor: String,
     /// The planner. A parameter so that tests can plant a run that makes it panic.
@@ -37,6 +44,8 @@ impl OwnerConfig {
         Self {
             tick: Duration::from_secs(1),
             claim_timeout: Duration::from_secs(60),
+            heartbeat_threshold: Duration::from_secs(90),
+            orphan_threshold: Duration::from_secs(300),
             actor: actor.into(),
             planner: RunPlan::plan,
         }
@@ -48,15 +57,17 @@ impl OwnerConfig {
 pub(crate) struct Deps {
     pub store: SharedStore,
     pub dispatch: DispatchPool,
-    pub inbox: ReportInbox,
     pub clock: Arc<dyn Clock>,
     pub entropy: Entropy,
     pub metrics: SchedulerMetrics,
     pub config: OwnerConfig,
+    /// Into how many the dags are divided.
+    pub shards: u16,
 }
 
 pub(crate) struct ShardOwner {
     pub(crate) deps: Deps,
+    pub(crate) inbox: ReportInbox,
     pub(crate) shard: ShardId,
     pub(crate) tenure: Tenure,
     pub(crate) dags: DagBook,
@@ -80,6 +91,14 @@ pub(crate) struct ShardOwner {
     pub(crate) reoffer: Vec<Binding>,
     /// Runs that cannot even be read, and why. They wait for a user or a newer release.
     pub(crate) unreadable: BTreeMap<RunKey, String>,
+    /// Runs that reports were about and that belong to another shard.
+    pub(crate) elsewhere: BTreeSet<RunKey>,
+    pub(crate) trades: Trades,
+    pub(crate) watch: NodeWatch,
+    /// Nodes that came or went since the last look.
+    links: watch::Receiver<u64>,
+    /// When orphans were last looked for.
+    pub(crate) orphans_sought: BootTime,
 }
 
 pub(crate) struct ActiveRun {
@@ -120,11 +139,19 @@ impl ActiveRun {
 
 impl ShardOwner {
     /// Reads the shard. The fence is up already, so nobody else writes to it from here on.
-    pub async fn take_over(deps: Deps, shard: ShardId, tenure: Tenure) -> Result<Self, StoreError> {
+    pub async fn take_over(
+        deps: Deps,
+        inbox: ReportInbox,
+        shard: ShardId,
+        tenure: Tenure,
+    ) -> Result<Self, StoreError> {
         let now = deps.clock.now();
         let snapshot = deps.store.shard_snapshot(shard).await?;
+        let boottime = deps.clock.boottime();
+        let links = deps.dispatch.executor().links();
         let mut owner = Self {
             deps,
+            inbox,
             shard,
             tenure,
             dags: DagBook::default(),
@@ -140,8 +167,20 @@ impl ShardOwner {
             touched: BTreeSet::new(),
             reoffer: vec![],
             unreadable: BTreeMap::new(),
+            elsewhere: BTreeSet::new(),
+            trades: Trades::default(),
+            watch: NodeWatch::since(boottime),
+            links,
+            orphans_sought: boottime,
         };
+        if owner.deps.shards > 1 {
+            owner.ledger.share_with_others();
+        }
         owner.set_limits(&snapshot.pools, &snapshot.nodes);
+        snapshot.shares.iter().for_each(|share| owner.ledger.set_share(share));
+        for (run, what) in snapshot.unreadable {
+            owner.park_unreadable(run, what);
+        }
         for schedule in snapshot.dags {
             owner.install_dag(schedule).await?;
         }
@@ -169,7 +208,8 @@ impl ShardOwner {
         for (limit, count) in self.ready.parked() {
             *reasons.entry(self.ledger.explain(limit)).or_default() += count;
         }
-        self.deps.metrics.waiting_tasks.set(reasons.values().sum::<usize>() as i64);
+        let waiting = self.deps.metrics.waiting_tasks.get_or_create(&ShardLabel::of(self.shard));
+        waiting.set(reasons.values().sum::<usize>() as i64);
         reasons.into_iter().collect()
     }
 
@@ -218,9 +258,7 @@ impl ShardOwner {
         let graph = match self.graph(dag, &header).await {
             Ok(graph) => graph,
             Err(StoreError::Corrupt { what, source }) => {
-                tracing::error!(run = %header.run_id, dag = %header.dag, %what, %source, "run cannot be read; parked");
-                self.deps.metrics.poison_runs.inc();
-                self.unreadable.insert(header.key, what);
+                self.park_unreadable(header.key, format!("{what}: {source}"));
                 return Ok(());
             }
             Err(other) => return Err(other),
@@ -252,6 +290,13 @@ impl ShardOwner {
         self.recover_tasks(key);
         self.touched.insert(key);
         Ok(())
+    }
+
+    /// A run that makes no sense costs nobody else anything.
+    pub fn park_unreadable(&mut self, run: RunKey, what: String) {
+        tracing::error!(run = run.0, what, "run cannot be read; parked");
+        self.deps.metrics.poison_runs.inc();
+        self.unreadable.insert(run, what);
     }
 
     /// Forgets a run; what it occupies is free again until it is read anew.
@@ -306,9 +351,15 @@ impl ShardOwner {
 
     /// Pools and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
     pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
-        let reachable: Vec<NodeRecord> =
-            nodes.iter().filter(|node| self.deps.dispatch.reaches(&node.node)).cloned().collect();
-        self.ledger.set_limits(pools, &reachable);
+        let executor = self.deps.dispatch.executor();
+        self.ledger.set_limits(pools, nodes, |node| executor.link(node).is_some());
+    }
+
+    /// Whether nodes came or went since this was last asked.
+    pub fn links_changed(&mut self) -> bool {
+        let changed = self.links.has_changed().unwrap_or(false);
+        self.links.mark_unchanged();
+        changed
     }
 
     /// The hand-out of a bound attempt.

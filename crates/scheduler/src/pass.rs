@@ -4,20 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use jiff::Timestamp;
+use tenure_dispatch::Place;
 use tenure_lease::NotLeading;
 use tenure_model::{
-    Ack, AttemptId, NewRun, NodeId, ReportBody, RunKey, RunState, RunType, TaskEvent, TaskId, TaskState,
-    TiKey,
+    Ack, AttemptId, NewRun, NodeId, RunKey, RunState, RunType, TaskEvent, TaskId, TaskState, TiKey,
 };
 use tenure_planner::{Changes, Past};
 use tenure_store::{Attention, NewRunOutcome, RunSnapshot, ScheduleChange, StoreError};
 
 use crate::changes::PassBuilder;
 use crate::dags::DagNo;
-use crate::inbox::Envelope;
 use crate::ledger::Limit;
-use crate::metrics::StateLabel;
+use crate::metrics::{ShardLabel, StateLabel};
 use crate::owner::ShardOwner;
+use crate::reports::Answer;
 
 /// Attention rows read at once; more wait for the next pass, which follows immediately.
 const ATTENTION_BATCH: u32 = 500;
@@ -50,14 +50,22 @@ impl ShardOwner {
         let mut report = PassReport::default();
         let mut builder = PassBuilder::new(now, &self.deps.config.actor);
 
-        let envelopes = self.deps.inbox.drain();
+        let mail = self.inbox.drain();
         if look {
             report.again |= self.attend(&mut builder, now).await?;
         }
-        self.load_reported(&envelopes);
+        self.load_reported(&mail.reports);
         self.load_stale(now).await?;
         report.again |= !self.stale.is_empty();
-        let answers = self.apply_reports(envelopes, &mut builder, now);
+        let answers = self.apply_reports(mail.reports, &mut builder, now);
+        for inventory in mail.inventories {
+            self.compare_inventory(inventory, &mut builder, now).await?;
+        }
+        if look {
+            self.ask_inventories();
+            self.reap_silent(now).await?;
+            self.reap_orphans(now).await?;
+        }
         self.withdraw_unclaimed(&mut builder, now);
         self.wake_runs(now);
         report.again |= self.create_and_start(&mut builder, now).await?;
@@ -65,6 +73,7 @@ impl ShardOwner {
         self.bind_ready(&mut builder, now);
 
         report.committed = self.commit(&mut builder, answers, now, &mut report.again).await?;
+        report.again |= self.trade().await?;
         self.deps.metrics.passes.inc();
         self.deps
             .metrics
@@ -77,7 +86,7 @@ impl ShardOwner {
     async fn attend(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<bool, PassError> {
         let items = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
         let more = items.len() as u32 == ATTENTION_BATCH;
-        let mut limits_changed = false;
+        let mut limits_changed = self.links_changed();
         for item in items {
             builder.pass.attended.push(item.seq);
             match item.what {
@@ -99,27 +108,38 @@ impl ShardOwner {
                 // The row has moved on already, whatever becomes of this pass.
                 Attention::Stop { node, attempt } => self.deps.dispatch.stop(node, attempt),
                 Attention::Limits => limits_changed = true,
+                Attention::Shares { of } => self.trades.called(of, self.deps.clock.boottime()),
             }
         }
         if limits_changed {
             let (pools, nodes) = (self.deps.store.pools().await?, self.deps.store.nodes().await?);
             self.set_limits(&pools, &nodes);
             self.ready.free_all();
+            // There may be less of something than there was.
+            for of in self.ledger.shares() {
+                self.trades.called(of, self.deps.clock.boottime());
+            }
         }
         Ok(more)
     }
 
-    async fn load_stale(&mut self, now: Timestamp) -> Result<(), PassError> {
+    pub(crate) async fn load_stale(&mut self, now: Timestamp) -> Result<(), PassError> {
         if self.stale.is_empty() {
             return Ok(());
         }
         let keys: Vec<RunKey> = std::mem::take(&mut self.stale).into_iter().collect();
-        let snapshots = self.deps.store.load_runs(&keys).await?;
+        let loaded = self.deps.store.load_runs(&keys).await?;
         let mut gone: BTreeSet<RunKey> = keys.into_iter().collect();
-        for snapshot in snapshots {
+        for (run, what) in loaded.unreadable {
+            gone.remove(&run);
+            self.evict(run);
+            self.park_unreadable(run, what);
+        }
+        for snapshot in loaded.runs {
             let header = &snapshot.header;
             gone.remove(&header.key);
             if header.shard != self.shard {
+                self.elsewhere.insert(header.key);
                 continue;
             }
             if self.runs.get(&header.key).is_some_and(|cached| cached.header.revision == header.revision) {
@@ -185,7 +205,11 @@ impl ShardOwner {
         self.preloaded.clear();
         starting.retain(|run| snapshots.iter().all(|snapshot| snapshot.header.key != *run));
         if !starting.is_empty() {
-            snapshots.extend(self.deps.store.load_runs(&starting).await?);
+            let loaded = self.deps.store.load_runs(&starting).await?;
+            snapshots.extend(loaded.runs);
+            for (run, what) in loaded.unreadable {
+                self.park_unreadable(run, what);
+            }
         }
         for snapshot in snapshots {
             starting.retain(|run| *run != snapshot.header.key);
@@ -273,7 +297,11 @@ impl ShardOwner {
         self.poisoned.insert(key);
         self.evict(key);
         // What is in memory may be half changed: end it from what the database has.
-        for snapshot in self.deps.store.load_runs(&[key]).await? {
+        let loaded = self.deps.store.load_runs(&[key]).await?;
+        for (run, what) in loaded.unreadable {
+            self.park_unreadable(run, what);
+        }
+        for snapshot in loaded.runs {
             let number = self.dags.number(&snapshot.header.tenant, &snapshot.header.dag);
             self.dags.forget_run(number, key);
             self.install(snapshot).await?;
@@ -291,7 +319,7 @@ impl ShardOwner {
     }
 
     /// Takes a run's changes into the transaction and lets their consequences take effect in memory.
-    fn absorb(&mut self, key: RunKey, builder: &mut PassBuilder) {
+    pub(crate) fn absorb(&mut self, key: RunKey, builder: &mut PassBuilder) {
         let Some(run) = self.runs.get_mut(&key) else { return };
         let changes = run.plan.take_changes();
         if changes.is_empty() {
@@ -354,14 +382,8 @@ impl ShardOwner {
 
     /// Gives places to ready tasks while the dispatch pool has room.
     fn bind_ready(&mut self, builder: &mut PassBuilder, now: Timestamp) {
-        let mut room = self.deps.dispatch.room().saturating_sub(self.reoffer.len());
+        let mut place = None;
         loop {
-            if room == 0 {
-                if !self.ready.is_empty() {
-                    self.deps.dispatch.was_full();
-                }
-                break;
-            }
             let Some(candidate) = self.ready.pop() else {
                 if self.ready.refill(|limit| self.ledger.room(limit)) {
                     continue;
@@ -378,31 +400,36 @@ impl ShardOwner {
                 continue;
             }
             let Some(wish) = self.wish(key, task) else { continue };
+            let Some(taken) = place.take().or_else(|| self.deps.dispatch.place()) else {
+                self.ready.push(candidate);
+                self.deps.dispatch.was_full();
+                break;
+            };
             let ti = TiKey::unmapped(key, task);
             match self.ledger.take(ti, wish) {
-                Ok(node) => {
-                    self.bind(ti, node, builder, now);
-                    room -= 1;
+                Ok(node) => self.bind(ti, node, taken, builder, now),
+                Err(limit) => {
+                    self.ready.park(limit, candidate);
+                    place = Some(taken);
                 }
-                Err(limit) => self.ready.park(limit, candidate),
             }
         }
     }
 
-    fn bind(&mut self, ti: TiKey, node: NodeId, builder: &mut PassBuilder, now: Timestamp) {
+    fn bind(&mut self, ti: TiKey, node: NodeId, place: Place, builder: &mut PassBuilder, now: Timestamp) {
         let attempt = AttemptId(self.deps.entropy.uuid(now));
         let run = self.runs.get_mut(&ti.run).expect("a candidate was checked against its run");
         run.plan.bind(ti.task, attempt, node, now);
         self.expect_claim(ti, attempt, now);
         self.absorb(ti.run, builder);
-        builder.bindings.extend(self.binding(ti.run, ti.task));
+        builder.bindings.extend(self.binding(ti.run, ti.task).map(|binding| (binding, place)));
     }
 
     /// Writes the pass, then lets the world know.
-    async fn commit(
+    pub(crate) async fn commit(
         &mut self,
         builder: &mut PassBuilder,
-        answers: Vec<(Envelope, Ack, Option<RunKey>)>,
+        answers: Vec<Answer>,
         now: Timestamp,
         again: &mut bool,
     ) -> Result<bool, PassError> {
@@ -420,18 +447,18 @@ impl ShardOwner {
         }
         let poisoned = std::mem::take(&mut self.poisoned);
         let lost = |run: &RunKey| conflicts.contains(run) || poisoned.contains(run);
-        let all_written = conflicts.is_empty() && poisoned.is_empty();
-        for (envelope, ack, run) in answers {
-            // An inventory speaks of many runs: it counts when every one of them was written.
-            let inventory = matches!(envelope.report.body, ReportBody::Inventory { .. });
-            let again = run.as_ref().is_some_and(lost) || (inventory && !all_written);
-            envelope.acknowledge(if again { Ack::Retry } else { ack });
+        for Answer { envelope, ack, run } in answers {
+            envelope.acknowledge(if lost(&run) { Ack::Retry } else { ack });
         }
-        let mut bindings = std::mem::take(&mut self.reoffer);
-        bindings.extend(
-            std::mem::take(&mut builder.bindings).into_iter().filter(|binding| !lost(&binding.ti.run)),
-        );
-        self.deps.dispatch.offer(bindings);
+        for binding in std::mem::take(&mut self.reoffer) {
+            let place = self.deps.dispatch.extra_place();
+            self.deps.dispatch.offer(binding, place);
+        }
+        for (binding, place) in std::mem::take(&mut builder.bindings) {
+            if !lost(&binding.ti.run) {
+                self.deps.dispatch.offer(binding, place);
+            }
+        }
         for (node, attempt) in std::mem::take(&mut builder.stops) {
             self.deps.dispatch.stop(node, attempt);
         }
@@ -476,11 +503,12 @@ impl ShardOwner {
                 *again = true;
             }
         }
-        self.deps.metrics.active_runs.set(self.runs.len() as i64);
+        let active = self.deps.metrics.active_runs.get_or_create(&ShardLabel::of(self.shard));
+        active.set(self.runs.len() as i64);
     }
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

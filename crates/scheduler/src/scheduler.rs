@@ -1,37 +1,37 @@
-//! From candidate to owner and back: campaigns for the shard, works while it leads, starts over when it
-//! does not. A database that is away is waited out; nothing here ever gives up for good.
+//! The scheduler of one process: stands for every shard, and works on those it is elected for.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::AtomicU32;
 
 use jiff::Timestamp;
 use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{DispatchMetrics, DispatchPool, Executor, PoolSize, SecretSource};
 use tenure_lease::{
     Campaign, Candidacy, Elector, LeaseMetrics, LeaseRecord, RenewalStatus, Scope, ScopeStatus, Tenure,
-    with_causes,
 };
-use tenure_model::ShardId;
-use tenure_store::{SharedStore, StoreError};
+use tenure_model::{Report, ShardId};
+use tenure_store::SharedStore;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use crate::inbox::ReportInbox;
+use crate::desk::ReportDesk;
 use crate::metrics::SchedulerMetrics;
-use crate::owner::{Deps, OwnerConfig, ShardOwner};
-use crate::pass::PassError;
+use crate::office::Office;
+use crate::owner::{Deps, OwnerConfig};
 
 /// Everything a scheduler is built from.
 #[allow(missing_debug_implementations, reason = "made of trait objects")]
 pub struct SchedulerParts {
     pub store: SharedStore,
     pub elector: Arc<Elector>,
-    pub shard: ShardId,
-    /// Where reports come in; the caller gives it to agents.
-    pub inbox: ReportInbox,
+    /// As the database is divided.
+    pub shards: u16,
     pub executor: Arc<dyn Executor>,
     pub secrets: Arc<dyn SecretSource>,
+    /// Shared by all shards of this process.
     pub pool: PoolSize,
     pub clock: Arc<dyn Clock>,
     pub entropy: Entropy,
@@ -47,18 +47,19 @@ pub struct SchedulerParts {
 #[derive(Debug)]
 pub struct Scheduler {
     handle: SchedulerHandle,
+    desk: ReportDesk,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
-    status: watch::Receiver<OwnerStatus>,
+    shards: Vec<watch::Receiver<OwnerStatus>>,
     changes: watch::Receiver<u64>,
     elector: Arc<Elector>,
 }
 
-/// Where this process stands with its shard.
+/// Where this process stands with one shard.
 #[derive(Clone, Debug)]
 pub struct OwnerStatus {
     pub scope: Scope,
@@ -75,25 +76,52 @@ pub struct OwnerStatus {
 }
 
 impl OwnerStatus {
+    pub(crate) fn idle(scope: Scope, reason: &str) -> Self {
+        Self {
+            scope,
+            tenure: None,
+            ready: false,
+            reason: reason.to_owned(),
+            active_runs: 0,
+            last_pass_at: None,
+            waiting: vec![],
+        }
+    }
+
     pub fn renewal(&self) -> Option<RenewalStatus> {
         self.tenure.as_ref().map(Tenure::renewal_status)
     }
 }
 
 impl SchedulerHandle {
-    pub fn status(&self) -> OwnerStatus {
-        self.status.borrow().clone()
+    /// Every shard, whoever owns it.
+    pub fn status(&self) -> Vec<OwnerStatus> {
+        self.shards.iter().map(|shard| self.explained(shard.borrow().clone())).collect()
     }
 
-    /// Whose the shard's lease is, as last seen.
-    pub fn lease(&self) -> Option<LeaseRecord> {
-        let scope = self.status.borrow().scope.clone();
-        self.elector.scope_status(&scope).and_then(|status| status.record)
+    /// Whose a shard's lease is, as last seen.
+    pub fn lease(&self, scope: &Scope) -> Option<LeaseRecord> {
+        self.elector.scope_status(scope).and_then(|status| status.record)
     }
 
     /// Changes after every committed pass.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.clone()
+    }
+
+    fn explained(&self, mut status: OwnerStatus) -> OwnerStatus {
+        if status.tenure.is_none() {
+            match self.elector.scope_status(&status.scope) {
+                Some(ScopeStatus { problem: Some(problem), .. }) => {
+                    status.reason = problem.text().to_owned();
+                }
+                Some(ScopeStatus { record: Some(record), .. }) if record.is_held() => {
+                    status.reason = format!("{} holds {}", record.holder, record.scope);
+                }
+                _ => {}
+            }
+        }
+        status
     }
 }
 
@@ -109,53 +137,58 @@ impl Scheduler {
             failures,
             parts.dispatch_metrics,
         );
-        let scope = Scope::new(parts.shard.scope());
-        let (status_tx, status) = watch::channel(OwnerStatus {
-            scope: scope.clone(),
-            tenure: None,
-            ready: false,
-            reason: "starting".into(),
-            active_runs: 0,
-            last_pass_at: None,
-            waiting: vec![],
-        });
-        let (changes_tx, changes) = watch::channel(0);
-        let stop = CancellationToken::new();
+        let desk =
+            ReportDesk::open(Arc::clone(&parts.store), Arc::clone(&parts.clock), parts.metrics.clone());
+        tokio::spawn(forward(failed, desk.clone()));
+        let deps = Deps {
+            store: parts.store,
+            dispatch,
+            clock: parts.clock,
+            entropy: parts.entropy,
+            metrics: parts.metrics,
+            config: parts.config,
+            shards: parts.shards,
+        };
+        let (changes, changed) = watch::channel(0);
+        let office = |shard: ShardId| {
+            let scope = Scope::new(shard.scope());
+            let office = Office {
+                deps: deps.clone(),
+                shard,
+                scope: scope.clone(),
+                desk: desk.clone(),
+                lease_metrics: parts.lease_metrics.clone(),
+                status: watch::Sender::new(OwnerStatus::idle(scope.clone(), "standing for it")),
+                changes: changes.clone(),
+                in_office: Mutex::default(),
+                panics: AtomicU32::new(0),
+            };
+            (scope, Arc::new(office))
+        };
+        let offices: BTreeMap<Scope, Arc<Office>> = (0..parts.shards).map(ShardId).map(office).collect();
         let candidacy = parts.elector.campaign(Campaign {
             component: COMPONENT.into(),
-            scopes: vec![scope.clone()],
+            scopes: offices.keys().cloned().collect(),
             note: String::new(),
             sole_instance: parts.sole_instance,
         });
-        let office = Office {
-            deps: Deps {
-                store: parts.store,
-                dispatch,
-                inbox: parts.inbox.clone(),
-                clock: parts.clock,
-                entropy: parts.entropy,
-                metrics: parts.metrics,
-                config: parts.config,
-            },
-            shard: parts.shard,
-            scope,
-            elector: Arc::clone(&parts.elector),
-            candidacy: Mutex::new(candidacy),
-            lease_metrics: parts.lease_metrics,
-            status: status_tx,
-            changes: changes_tx,
-            stop: stop.clone(),
-        };
-        tokio::spawn(forward(failed, parts.inbox));
-        let task = tokio::spawn(supervise(Arc::new(office)));
-        Self { handle: SchedulerHandle { status, changes, elector: parts.elector }, stop, task }
+        let shards = offices.values().map(|office| office.status.subscribe()).collect();
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(offices, candidacy, stop.clone()));
+        let handle = SchedulerHandle { shards, changes: changed, elector: parts.elector };
+        Self { handle, desk, stop, task }
     }
 
     pub fn handle(&self) -> SchedulerHandle {
         self.handle.clone()
     }
 
-    /// Finishes the pass in hand, gives the shard back, returns.
+    /// Where agents' reports come in.
+    pub fn desk(&self) -> ReportDesk {
+        self.desk.clone()
+    }
+
+    /// Finishes the passes in hand, gives the shards back, returns.
     pub async fn stop(self) {
         self.stop.cancel();
         if let Err(panic) = self.task.await {
@@ -164,207 +197,36 @@ impl Scheduler {
     }
 }
 
-/// A panic in the loop itself is a defect, but not the end: the shard is given back and taken again.
-async fn supervise(office: Arc<Office>) {
-    loop {
-        match tokio::spawn(Arc::clone(&office).run()).await {
-            Ok(()) => return,
-            Err(panic) => {
-                tracing::error!(%panic, "the scheduler's loop panicked; starting over");
-                office.deps.metrics.loop_panics.inc();
-                // Nobody works under the term any more: with the last clone of it goes the lease.
-                office.status.send_modify(|status| status.tenure = None);
-                office.not_ready("the scheduler's loop panicked");
-                office.pause(SHORTEST_BACKOFF).await;
-            }
-        }
-    }
-}
-
-/// What could not be handed out goes the way of all reports.
-async fn forward(mut failed: mpsc::UnboundedReceiver<tenure_model::Report>, inbox: ReportInbox) {
-    while let Some(report) = failed.recv().await {
-        inbox.post(report);
-    }
-}
-
-struct Office {
-    deps: Deps,
-    shard: ShardId,
-    scope: Scope,
-    elector: Arc<Elector>,
-    /// Outlives a loop that panics: the seat at the table stays.
-    candidacy: Mutex<Candidacy>,
-    lease_metrics: LeaseMetrics,
-    status: watch::Sender<OwnerStatus>,
-    changes: watch::Sender<u64>,
-    stop: CancellationToken,
-}
-
-/// Why an owner stopped working.
-enum Ended {
-    /// This process stops, or the shard should go to another one.
-    AskedBack,
-    Lost,
-    /// Memory can no longer be trusted: read everything again, under the same term.
-    Reload,
-}
-
 /// Replicas that schedule are members of this.
 const COMPONENT: &str = "scheduler";
-/// How often a standby says whom it waits for.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
-const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 
-impl Office {
-    async fn run(self: Arc<Self>) {
-        let mut candidacy = self.candidacy.lock().await;
-        while let Some(tenure) = self.elected(&mut candidacy).await {
-            self.lead(tenure).await;
-        }
-        self.not_ready("stopped");
+async fn run(offices: BTreeMap<Scope, Arc<Office>>, mut candidacy: Candidacy, stop: CancellationToken) {
+    let terms = TaskTracker::new();
+    while let Some(Some(tenure)) = stop.run_until_cancelled(candidacy.elected()).await {
+        let Some(office) = offices.get(tenure.scope()) else {
+            tracing::error!(scope = %tenure.scope(), "elected for a scope that nobody stood for");
+            continue;
+        };
+        terms.spawn(serve(Arc::clone(office), tenure));
     }
+    candidacy.withdraw().await;
+    terms.close();
+    terms.wait().await;
+}
 
-    /// Waits for the next term. `None` once stopping.
-    async fn elected(&self, candidacy: &mut Candidacy) -> Option<Tenure> {
-        loop {
-            tokio::select! {
-                () = self.stop.cancelled() => return None,
-                elected = candidacy.elected() => return elected,
-                () = tokio::time::sleep(LOOK_AGAIN) => {}
-            }
-            self.not_ready(&match self.elector.scope_status(&self.scope) {
-                Some(ScopeStatus { problem: Some(problem), .. }) => problem.text().to_owned(),
-                Some(ScopeStatus { record: Some(record), .. }) if record.is_held() => {
-                    format!("{} holds {}", record.holder, record.scope)
-                }
-                _ => format!("standing for {}", self.scope),
-            });
-        }
+/// A panic in the work of a term costs that term alone.
+async fn serve(office: Arc<Office>, tenure: Tenure) {
+    let working = Arc::clone(&office);
+    if let Err(panic) = tokio::spawn(async move { working.serve(tenure).await }).await {
+        tracing::error!(scope = %office.scope, %panic, "the scheduler's loop panicked; starting over");
+        office.panicked();
     }
+}
 
-    /// Works under one term, reading the shard anew as often as needed.
-    async fn lead(&self, tenure: Tenure) {
-        let mut backoff = SHORTEST_BACKOFF;
-        loop {
-            let owner = ShardOwner::take_over(self.deps.clone(), self.shard, tenure.clone()).await;
-            let ended = match owner {
-                Ok(owner) => self.work(owner, &tenure, &mut backoff).await,
-                Err(error) => {
-                    self.not_ready(&with_causes(&error));
-                    Ended::Reload
-                }
-            };
-            match ended {
-                Ended::Reload if !self.should_end(&tenure) => {
-                    self.pause(backoff).await;
-                    backoff = (backoff * 2).min(LONGEST_BACKOFF);
-                }
-                Ended::AskedBack | Ended::Reload => {
-                    tenure.resign().await;
-                    self.not_ready("the shard was given back");
-                    return;
-                }
-                Ended::Lost => {
-                    tracing::warn!(scope = %self.scope, epoch = %tenure.epoch(), "no longer leading");
-                    tenure.resign().await;
-                    self.not_ready("leadership was lost");
-                    return;
-                }
-            }
-        }
-    }
-
-    async fn work(&self, mut owner: ShardOwner, tenure: &Tenure, backoff: &mut Duration) -> Ended {
-        let mut wakes = self.deps.store.wakes();
-        let mut look = true;
-        let mut next_look = self.deps.clock.boottime() + self.deps.config.tick;
-        loop {
-            // Intents that were committed before a report was made are seen before it.
-            look |= wakes.has_changed().unwrap_or(false);
-            wakes.mark_unchanged();
-            let again = match owner.pass(look).await {
-                Ok(report) => {
-                    *backoff = SHORTEST_BACKOFF;
-                    self.leading(tenure, &owner, look);
-                    if report.committed {
-                        self.changes.send_modify(|count| *count += 1);
-                    }
-                    report.again
-                }
-                Err(PassError::NotLeading(_)) => return Ended::Lost,
-                Err(PassError::Store(StoreError::Fenced { .. })) => {
-                    self.lease_metrics.fenced_write(&self.scope);
-                    tenure.fenced();
-                    return Ended::Lost;
-                }
-                Err(PassError::Store(error)) => {
-                    self.deps.metrics.failed_passes.inc();
-                    tracing::warn!(error = %with_causes(&error), "pass failed; reading the shard again");
-                    self.not_ready(&with_causes(&error));
-                    return Ended::Reload;
-                }
-            };
-            if look {
-                next_look = self.deps.clock.boottime() + self.deps.config.tick;
-            }
-            look = again;
-            if again && !self.should_end(tenure) {
-                continue;
-            }
-            let until_look = next_look.saturating_since(self.deps.clock.boottime());
-            tokio::select! {
-                () = self.stop.cancelled() => return Ended::AskedBack,
-                () = tenure.asked_back().cancelled() => return Ended::AskedBack,
-                () = tenure.lost().cancelled() => return Ended::Lost,
-                () = self.deps.inbox.arrived() => {}
-                changed = wakes.changed() => look = changed.is_ok(),
-                () = self.deps.dispatch.freed(), if owner.ready.has_work() => {}
-                () = tokio::time::sleep(self.until_timer(&owner).min(until_look)) => {}
-            }
-            look |= next_look <= self.deps.clock.boottime();
-        }
-    }
-
-    fn should_end(&self, tenure: &Tenure) -> bool {
-        self.stop.is_cancelled() || tenure.asked_back().is_cancelled() || tenure.lost().is_cancelled()
-    }
-
-    /// Until time itself gives the owner something to do.
-    fn until_timer(&self, owner: &ShardOwner) -> Duration {
-        let now = self.deps.clock.now();
-        owner
-            .next_wake()
-            .map_or(Duration::MAX, |at| Duration::try_from(at.duration_since(now)).unwrap_or_default())
-    }
-
-    fn leading(&self, tenure: &Tenure, owner: &ShardOwner, look: bool) {
-        self.status.send_modify(|status| {
-            status.tenure = Some(tenure.clone());
-            status.ready = true;
-            status.reason = String::new();
-            status.active_runs = owner.runs.len();
-            status.last_pass_at = Some(self.deps.clock.now());
-            if look {
-                status.waiting = owner.waiting();
-            }
-        });
-    }
-
-    fn not_ready(&self, reason: &str) {
-        self.status.send_modify(|status| {
-            status.tenure = status.tenure.take().filter(|tenure| !tenure.lost().is_cancelled());
-            status.ready = false;
-            status.reason = reason.to_owned();
-        });
-    }
-
-    async fn pause(&self, pause: Duration) {
-        let pause = pause + self.deps.entropy.jitter(pause / 4);
-        tokio::select! {
-            () = self.stop.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
-        }
+/// What could not be handed out goes the way of all reports. One that is lost is found by its claim's deadline.
+async fn forward(mut failed: mpsc::UnboundedReceiver<Report>, desk: ReportDesk) {
+    while let Some(report) = failed.recv().await {
+        let desk = desk.clone();
+        tokio::spawn(async move { desk.submit(report).await });
     }
 }

@@ -16,7 +16,7 @@ fn ledger(slots: u32, cpus: u64) -> Ledger {
         registered_at: Timestamp::UNIX_EPOCH,
         draining: false,
     };
-    ledger.set_limits(&[pool], &[node]);
+    ledger.set_limits(&[pool], &[node], |_| true);
     ledger
 }
 

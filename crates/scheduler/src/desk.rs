@@ -1,0 +1,101 @@
+//! Where every report of every agent comes in, whoever owns its run.
+//!
+//! The owner in this process is the fast way: its next pass takes the report in. Without one, or when it has been
+//! deposed meanwhile, the report is written to the database here, guarded by its attempt id, and the owner
+//! elsewhere is told to look. Either way the answer goes out after a commit.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tenure_clock::Clock;
+use tenure_lease::with_causes;
+use tenure_model::{Ack, Report};
+use tenure_store::SharedStore;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::inbox::ReportInbox;
+use crate::metrics::SchedulerMetrics;
+
+/// Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct ReportDesk {
+    owners: Arc<RwLock<HashMap<String, ReportInbox>>>,
+    unowned: mpsc::UnboundedSender<Unowned>,
+}
+
+type Unowned = (Report, oneshot::Sender<Ack>);
+
+/// Reports written in one transaction.
+const BATCH: usize = 500;
+
+impl ReportDesk {
+    pub(crate) fn open(store: SharedStore, clock: Arc<dyn Clock>, metrics: SchedulerMetrics) -> Self {
+        let (unowned, line) = mpsc::unbounded_channel();
+        tokio::spawn(record(line, store, clock, metrics));
+        Self { owners: Arc::default(), unowned }
+    }
+
+    /// Resolves once the report's effect is committed, or with `Retry` when it could not be.
+    pub async fn submit(&self, report: Report) -> Ack {
+        let owner = self.owners.read().unwrap_or_else(PoisonError::into_inner).get(&report.scope).cloned();
+        if let Some(inbox) = owner
+            && let Some(ack) = inbox.submit(report.clone()).await
+        {
+            return ack;
+        }
+        let (answer, ack) = oneshot::channel();
+        // Both ends go only with the runtime; the agent asks again elsewhere.
+        let _ = self.unowned.send((report, answer));
+        ack.await.unwrap_or(Ack::Retry)
+    }
+
+    /// Sends the scope's reports to this inbox until the answer is dropped.
+    pub(crate) fn route(&self, scope: &str, inbox: ReportInbox) -> Route {
+        let mut owners = self.owners.write().unwrap_or_else(PoisonError::into_inner);
+        owners.insert(scope.to_owned(), inbox.clone());
+        Route { desk: self.clone(), scope: scope.to_owned(), inbox }
+    }
+}
+
+/// An owner at work. Dropping it closes its inbox: what waited there takes the other way.
+pub(crate) struct Route {
+    desk: ReportDesk,
+    scope: String,
+    inbox: ReportInbox,
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        let mut owners = self.desk.owners.write().unwrap_or_else(PoisonError::into_inner);
+        // A later term of the same scope may have begun.
+        if owners.get(&self.scope).is_some_and(|current| current.is_same(&self.inbox)) {
+            owners.remove(&self.scope);
+        }
+        drop(owners);
+        self.inbox.close();
+    }
+}
+
+/// While one transaction is under way the next ones gather: many reports cost few commits.
+async fn record(
+    mut line: mpsc::UnboundedReceiver<Unowned>,
+    store: SharedStore,
+    clock: Arc<dyn Clock>,
+    metrics: SchedulerMetrics,
+) {
+    let mut batch = Vec::with_capacity(BATCH);
+    while line.recv_many(&mut batch, BATCH).await > 0 {
+        let (reports, answers): (Vec<Report>, Vec<_>) = batch.drain(..).unzip();
+        let acks = match store.record_reports(&reports, clock.now()).await {
+            Ok(acks) => acks,
+            Err(error) => {
+                tracing::warn!(error = %with_causes(&error), "reports could not be recorded; agents send them again");
+                vec![Ack::Retry; reports.len()]
+            }
+        };
+        metrics.reports_recorded.inc_by(acks.iter().filter(|ack| **ack != Ack::Retry).count() as u64);
+        for (answer, ack) in answers.into_iter().zip(acks) {
+            let _ = answer.send(ack); // as above
+        }
+    }
+}

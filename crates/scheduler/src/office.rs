@@ -1,0 +1,202 @@
+//! One shard in this process, from one term to the next: reads it, works, starts over when memory cannot be trusted,
+//! and stops the moment the term is lost. A database that is away is waited out; nothing here gives up for good.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tenure_lease::{LeaseMetrics, Scope, Tenure, with_causes};
+use tenure_model::ShardId;
+use tenure_store::StoreError;
+use tokio::sync::{Mutex, watch};
+
+use crate::desk::ReportDesk;
+use crate::inbox::ReportInbox;
+use crate::owner::{Deps, ShardOwner};
+use crate::pass::PassError;
+use crate::scheduler::OwnerStatus;
+
+pub(crate) struct Office {
+    pub deps: Deps,
+    pub shard: ShardId,
+    pub scope: Scope,
+    pub desk: ReportDesk,
+    pub lease_metrics: LeaseMetrics,
+    pub status: watch::Sender<OwnerStatus>,
+    pub changes: watch::Sender<u64>,
+    /// One term at a time: the last one's work has ended before the next one's begins.
+    pub in_office: Mutex<()>,
+    /// Terms in a row whose work panicked.
+    pub panics: AtomicU32,
+}
+
+/// Why an owner stopped working.
+enum Ended {
+    /// This process stops, or the shard should go to another one.
+    AskedBack,
+    Lost,
+    /// Memory can no longer be trusted: read everything again, under the same term.
+    Reload,
+}
+
+const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+impl Office {
+    /// Works under one term to its end.
+    pub async fn serve(&self, tenure: Tenure) {
+        let _in_office = self.in_office.lock().await;
+        let panics = self.panics.load(Ordering::Relaxed);
+        if panics > 0 {
+            let pause = SHORTEST_BACKOFF * 2u32.saturating_pow(panics.min(16));
+            self.pause(pause.min(LONGEST_BACKOFF), &tenure).await;
+        }
+        self.status.send_modify(|status| status.tenure = Some(tenure.clone()));
+        // Whatever is under way when the term is lost is dropped with it: the fence has the last word on commits.
+        let ended = tokio::select! {
+            biased;
+            () = tenure.lost().cancelled() => Ended::Lost,
+            ended = self.lead(&tenure) => ended,
+        };
+        let reason = match ended {
+            Ended::Lost => {
+                tracing::warn!(scope = %self.scope, epoch = %tenure.epoch(), "no longer leading");
+                "leadership was lost"
+            }
+            Ended::AskedBack | Ended::Reload => "the shard was given back",
+        };
+        self.deps.metrics.forget_shard(self.shard);
+        self.status.send_modify(|status| *status = OwnerStatus::idle(self.scope.clone(), reason));
+        tenure.resign().await;
+    }
+
+    /// The work of a term panicked: a defect, but not the end.
+    pub fn panicked(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        self.deps.metrics.loop_panics.inc();
+        self.deps.metrics.forget_shard(self.shard);
+        // Nobody works under the term any more: with the last clone of it goes the lease.
+        let reason = "the scheduler's loop panicked";
+        self.status.send_modify(|status| *status = OwnerStatus::idle(self.scope.clone(), reason));
+    }
+
+    /// Reads the shard anew as often as needed.
+    async fn lead(&self, tenure: &Tenure) -> Ended {
+        let mut backoff = SHORTEST_BACKOFF;
+        loop {
+            let inbox = ReportInbox::default();
+            let owner =
+                ShardOwner::take_over(self.deps.clone(), inbox.clone(), self.shard, tenure.clone()).await;
+            let ended = match owner {
+                Ok(owner) => {
+                    let _route = self.desk.route(self.scope.as_str(), inbox);
+                    self.work(owner, tenure, &mut backoff).await
+                }
+                Err(error) => {
+                    self.not_ready(&with_causes(&error));
+                    Ended::Reload
+                }
+            };
+            match ended {
+                Ended::Reload if !tenure.asked_back().is_cancelled() => {
+                    self.pause(backoff, tenure).await;
+                    backoff = (backoff * 2).min(LONGEST_BACKOFF);
+                }
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn work(&self, mut owner: ShardOwner, tenure: &Tenure, backoff: &mut Duration) -> Ended {
+        let mut wakes = self.deps.store.wakes(self.shard);
+        let mut links = self.deps.dispatch.executor().links();
+        let mut freed = self.deps.dispatch.freed();
+        let mut look = true;
+        let mut next_look = self.deps.clock.boottime() + self.deps.config.tick;
+        loop {
+            // Intents that were committed before a report was made are seen before it.
+            look |= wakes.has_changed().unwrap_or(false);
+            wakes.mark_unchanged();
+            let again = match owner.pass(look).await {
+                Ok(report) => {
+                    *backoff = SHORTEST_BACKOFF;
+                    self.leading(&owner, look);
+                    if report.committed {
+                        self.changes.send_modify(|count| *count += 1);
+                    }
+                    report.again
+                }
+                Err(PassError::NotLeading(_)) => return Ended::Lost,
+                Err(PassError::Store(StoreError::Fenced { .. })) => {
+                    self.lease_metrics.fenced_write(&self.scope);
+                    tenure.fenced();
+                    return Ended::Lost;
+                }
+                Err(PassError::Store(error)) => {
+                    self.deps.metrics.failed_passes.inc();
+                    let error = with_causes(&error);
+                    tracing::warn!(scope = %self.scope, error, "pass failed; reading the shard again");
+                    self.not_ready(&error);
+                    return Ended::Reload;
+                }
+            };
+            if look {
+                next_look = self.deps.clock.boottime() + self.deps.config.tick;
+            }
+            look = again;
+            if tenure.asked_back().is_cancelled() {
+                return Ended::AskedBack;
+            }
+            if again {
+                continue;
+            }
+            let until_look = next_look.saturating_since(self.deps.clock.boottime());
+            tokio::select! {
+                () = tenure.asked_back().cancelled() => return Ended::AskedBack,
+                () = owner.inbox.arrived() => {}
+                changed = wakes.changed() => look = changed.is_ok(),
+                changed = links.changed() => look = changed.is_ok(),
+                changed = freed.changed(), if owner.ready.has_work() => {
+                    changed.expect("the pool outlives its owners");
+                }
+                () = tokio::time::sleep(self.until_timer(&owner).min(until_look)) => {}
+            }
+            look |= next_look <= self.deps.clock.boottime();
+        }
+    }
+
+    /// Until time itself gives the owner something to do.
+    fn until_timer(&self, owner: &ShardOwner) -> Duration {
+        let now = self.deps.clock.now();
+        owner
+            .next_wake()
+            .map_or(Duration::MAX, |at| Duration::try_from(at.duration_since(now)).unwrap_or_default())
+    }
+
+    fn leading(&self, owner: &ShardOwner, look: bool) {
+        self.panics.store(0, Ordering::Relaxed);
+        self.status.send_modify(|status| {
+            status.ready = true;
+            status.reason = String::new();
+            status.active_runs = owner.runs.len();
+            status.last_pass_at = Some(self.deps.clock.now());
+            if look {
+                status.waiting = owner.waiting();
+            }
+        });
+    }
+
+    fn not_ready(&self, reason: &str) {
+        self.status.send_modify(|status| {
+            status.ready = false;
+            status.reason = reason.to_owned();
+        });
+    }
+
+    async fn pause(&self, pause: Duration, tenure: &Tenure) {
+        let pause = pause + self.deps.entropy.jitter(pause / 4);
+        tokio::select! {
+            () = tenure.asked_back().cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Are the nodes that run something of this shard still there? Two ways to know that they are not, and both do no
+//! harm: the node itself says that it no longer holds an attempt, or nobody has heard from it for long enough, and
+//! this owner has been watching all the while.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tenure_clock::BootTime;
+use tenure_model::{AttemptId, FailReason, NodeId, Outcome, RunState, TaskState, TiKey};
+use tenure_store::StoreError;
+
+use crate::changes::PassBuilder;
+use crate::inbox::Inventory;
+use crate::owner::ShardOwner;
+use crate::pass::panic_text;
+
+/// What an owner has seen of the nodes.
+#[derive(Debug)]
+pub(crate) struct NodeWatch {
+    /// Watching without a break since then: what was silent before is not held against anybody.
+    since: BootTime,
+    last_look: BootTime,
+    /// The link on which each node was last asked for its inventory.
+    asked: BTreeMap<NodeId, u64>,
+}
+
+impl NodeWatch {
+    pub fn since(now: BootTime) -> Self {
+        Self { since: now, last_look: now, asked: BTreeMap::new() }
+    }
+
+    /// A process that was frozen or starved has heard nobody, which says nothing about them.
+    fn look(&mut self, now: BootTime, at_most: Duration) {
+        if now.saturating_since(self.last_look) > at_most {
+            self.since = now;
+        }
+        self.last_look = now;
+    }
+}
+
+/// An owner that goes round this much later than it should was not watching.
+const BREAK: Duration = Duration::from_secs(5);
+
+impl ShardOwner {
+    /// Asks every node that has come or come back what it holds. The answer comes by mail.
+    pub fn ask_inventories(&mut self) {
+        let executor = Arc::clone(self.deps.dispatch.executor());
+        for node in executor.linked() {
+            let Some(link) = executor.link(&node) else { continue };
+            if self.watch.asked.insert(node.clone(), link.id) == Some(link.id) {
+                continue;
+            }
+            let (ran, inbox) = (self.running_on(&node), self.inbox.clone());
+            let executor = Arc::clone(&executor);
+            tokio::spawn(async move {
+                let held = executor.inventory(&node).await;
+                inbox.put_inventory(Inventory { node, ran, held });
+            });
+        }
+    }
+
+    /// What ran there when the node was asked and it does not hold is positively gone; what it holds of this
+    /// shard and nobody wants is to be stopped.
+    pub async fn compare_inventory(
+        &mut self,
+        inventory: Inventory,
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
+        let Inventory { node, ran, held } = inventory;
+        let Some(held) = held else {
+            self.watch.asked.remove(&node); // asked again at the next look
+            return Ok(());
+        };
+        let has: BTreeSet<AttemptId> = held.iter().map(|held| held.attempt).collect();
+        for (ti, attempt) in ran {
+            if !has.contains(&attempt) {
+                self.lose(ti, attempt, &FailReason::Lost, now);
+            }
+        }
+        let ours = held.into_iter().filter(|held| held.scope == self.tenure.scope().as_str());
+        let mut unknown = vec![];
+        for held in ours {
+            match self.runs.get(&held.ti.run) {
+                Some(run) => {
+                    let wanted = run.plan.task(held.ti.task);
+                    if wanted.is_none_or(|ti| ti.attempt != Some(held.attempt) || !ti.state.is_bound()) {
+                        builder.stops.push((node.clone(), held.attempt));
+                    }
+                }
+                None if self.unreadable.contains_key(&held.ti.run) => {} // nobody knows what is wanted
+                None => unknown.push(held),
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        // Most likely the run has ended. But the database may have been divided anew since.
+        let keys: Vec<_> = unknown.iter().map(|held| held.ti.run).collect();
+        let loaded = self.deps.store.load_runs(&keys).await?;
+        let elsewhere = |held: &tenure_model::Held| {
+            let header = loaded.runs.iter().map(|run| &run.header).find(|header| header.key == held.ti.run);
+            header.is_some_and(|header| header.shard != self.shard || header.state == RunState::Running)
+                || loaded.unreadable.iter().any(|(run, _)| *run == held.ti.run)
+        };
+        let unwanted = unknown.iter().filter(|held| !elsewhere(held));
+        builder.stops.extend(unwanted.map(|held| (node.clone(), held.attempt)));
+        Ok(())
+    }
+
+    /// Ends what ran on nodes that nobody has heard for longer than the threshold.
+    pub async fn reap_silent(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        let (clock, threshold) = (self.deps.clock.boottime(), self.deps.config.heartbeat_threshold);
+        self.watch.look(clock, self.deps.config.tick + BREAK);
+        let silence = |node: &NodeId| {
+            let heard = self.deps.dispatch.executor().link(node).map(|link| link.heard);
+            clock.saturating_since(heard.unwrap_or(self.watch.since).max(self.watch.since))
+        };
+        let silent: Vec<(NodeId, Duration)> = self
+            .ledger
+            .nodes_in_use()
+            .into_iter()
+            .map(|node| (node.clone(), silence(&node)))
+            .filter(|(_, silent)| *silent > threshold)
+            .collect();
+        if silent.is_empty() {
+            return Ok(());
+        }
+        // Another replica may hear what this one does not.
+        let nodes: Vec<NodeId> = silent.iter().map(|(node, _)| node.clone()).collect();
+        let present = self.deps.store.present(&nodes, threshold).await?;
+        for (node, silent) in silent.into_iter().filter(|(node, _)| !present.contains(node)) {
+            tracing::warn!(%node, ?silent, "its agent is silent; what ran there is lost");
+            let reason = FailReason::AgentLost { silent_ms: silent.as_millis() as u64 };
+            for (ti, attempt) in self.running_on(&node) {
+                self.lose(ti, attempt, &reason, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Attempts that began on the node and have not ended. A queued one may still be on its way there; its claim's
+    /// deadline looks after it.
+    fn running_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
+        let on_node = |ti: &TiKey| {
+            let instance = self.runs.get(&ti.run)?.plan.task(ti.task)?;
+            let began = matches!(instance.state, TaskState::Running | TaskState::Restarting);
+            if began { instance.attempt } else { None }
+        };
+        self.ledger.held_on(node).filter_map(|ti| on_node(&ti).map(|attempt| (ti, attempt))).collect()
+    }
+
+    /// Each attempt by itself: one that makes the plan panic costs its own run.
+    fn lose(&mut self, ti: TiKey, attempt: AttemptId, reason: &FailReason, now: Timestamp) {
+        let Some(run) = self.runs.get_mut(&ti.run) else { return };
+        let current = run.plan.task(ti.task).is_some_and(|instance| {
+            instance.attempt == Some(attempt)
+                && matches!(instance.state, TaskState::Running | TaskState::Restarting)
+        });
+        if !current {
+            return; // it has ended since, or somebody has cleared it
+        }
+        let lost = Outcome::Failed { reason: reason.clone() };
+        match catch_unwind(AssertUnwindSafe(|| run.plan.end(ti.task, attempt, &lost, now))) {
+            Ok(_) => {
+                self.deps.metrics.agent_lost_tasks.inc();
+                self.touched.insert(ti.run);
+            }
+            Err(panic) => {
+                tracing::error!(
+                    run = ti.run.0,
+                    panic = panic_text(&*panic),
+                    "an attempt could not be given up"
+                );
+                self.deps.metrics.orphan_panics.inc();
+                self.evict(ti.run);
+                self.stale.insert(ti.run);
+            }
+        }
+    }
+}
