@@ -1,0 +1,1 @@
+//! The nodes that are connected to this replica.
