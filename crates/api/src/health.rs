@@ -1,4 +1,4 @@
-//! Is it alive, can it schedule, who owns what; and the metrics. Public, except for the metrics.
+//! Is it alive, can it do its part, who owns what; and the metrics. Public, except for the metrics.
 
 use std::time::Duration;
 
@@ -10,8 +10,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::airflow::monitor::HealthInfo;
 use crate::error::{ApiError, ApiResult, ErrorBody};
-use crate::state::{ApiState, ScopeHealth};
+use crate::state::{ApiState, SchedulerHealth, ScopeHealth};
 
 /// A database that needs longer than this for nothing is not one to schedule on.
 const PING_WITHIN: Duration = Duration::from_secs(2);
@@ -19,14 +20,41 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HealthResponse {
-    /// `healthy`, or `unhealthy` when it cannot schedule.
+    /// `healthy`, or `unhealthy` when it cannot do its part.
     status: &'static str,
     version: &'static str,
     /// Why it is unhealthy.
     reason: Option<String>,
     database: DatabaseHealth,
+    /// Of all shards that this process owns.
     last_pass_at: Option<Timestamp>,
+    shards: ShardsHealth,
+    /// Who does the chores of the whole database.
+    controller: Option<ScopeHealth>,
+    /// Every shard, whoever owns it.
     scopes: Vec<ScopeHealth>,
+    #[serde(flatten)]
+    airflow: HealthInfo,
+}
+
+/// How the shards are shared out, as far as this process knows.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ShardsHealth {
+    total: usize,
+    /// By this process, which may act in them now.
+    owned: usize,
+    /// By others.
+    elsewhere: usize,
+    /// Nobody is known to hold these.
+    ownerless: usize,
+}
+
+impl ShardsHealth {
+    fn of(scopes: &[ScopeHealth]) -> Self {
+        let owned = scopes.iter().filter(|scope| scope.leading).count();
+        let ownerless = scopes.iter().filter(|scope| !scope.leading && scope.owner.is_none()).count();
+        Self { total: scopes.len(), owned, elsewhere: scopes.len() - owned - ownerless, ownerless }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -48,10 +76,11 @@ pub async fn live() -> &'static str {
     "ok"
 }
 
-/// The process can schedule: the database answers and the scheduler is at work.
+/// The process can do its part: the database answers, and every shard it owns goes round. One that owns none serves
+/// the API and stands by, and is ready.
 #[utoipa::path(get, path = "/health/ready", tag = "health", security(()), responses(
     (status = 200, body = HealthResponse),
-    (status = 503, description = "Not (yet) able to schedule, with the reason", body = ErrorBody),
+    (status = 503, description = "Not (yet) able to do its part, with the reason", body = ErrorBody),
 ))]
 pub async fn ready(State(state): State<ApiState>) -> ApiResult<Json<HealthResponse>> {
     let health = examine(&state).await;
@@ -64,7 +93,9 @@ pub async fn ready(State(state): State<ApiState>) -> ApiResult<Json<HealthRespon
 async fn examine(state: &ApiState) -> HealthResponse {
     let database = ping(state).await;
     let scheduler = state.health.health();
-    let reason = match (&database.error, scheduler.ready) {
+    let airflow = HealthInfo::of(&database, &scheduler);
+    let SchedulerHealth { ready, last_pass_at, scopes, controller } = scheduler;
+    let reason = match (&database.error, ready) {
         (Some(error), _) => Some(error.clone()),
         (None, Err(reason)) => Some(reason),
         (None, Ok(())) => None,
@@ -74,8 +105,11 @@ async fn examine(state: &ApiState) -> HealthResponse {
         version: env!("CARGO_PKG_VERSION"),
         reason,
         database,
-        last_pass_at: scheduler.last_pass_at,
-        scopes: scheduler.scopes,
+        last_pass_at,
+        shards: ShardsHealth::of(&scopes),
+        controller,
+        scopes,
+        airflow,
     }
 }
 

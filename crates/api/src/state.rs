@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tenure_clock::{Clock, Entropy};
-use tenure_lease::{FenceStore, LeaseStore, RenewalStatus, Tenure};
+use tenure_lease::{FenceStore, LeaseRecord, LeaseStore, RenewalStatus, Tenure};
 use tenure_model::{DagSpec, EmbeddedFile, TenantId};
 use tenure_store::{SharedStore, Trigger};
 use tokio::sync::watch;
@@ -94,12 +94,33 @@ pub struct ImportError {
 }
 
 /// The admin token, kept only as a digest.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TokenDigest([u8; 32]);
 
 impl TokenDigest {
     pub fn of(token: &str) -> Self {
         Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// As a store keeps it.
+    pub fn to_hex(self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// `None`: it is no digest.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let mut digest = [0; 32];
+        let pairs = text
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
+        if text.len() != 2 * digest.len() {
+            return None;
+        }
+        for (byte, pair) in digest.iter_mut().zip(pairs) {
+            *byte = pair?;
+        }
+        Some(Self(digest))
     }
 
     /// Takes equally long for every wrong token, as far as this code decides it: digests of equal length
@@ -126,10 +147,11 @@ pub trait HealthSource: Send + Sync {
 pub struct SchedulerHealth {
     /// `Err` says why nothing can be scheduled yet, or any more.
     pub ready: Result<(), String>,
-    /// When the loop last went round.
+    /// When one of its shards last went round.
     pub last_pass_at: Option<Timestamp>,
-    /// The scopes that this process holds or campaigns for.
+    /// The shards, whoever owns them.
     pub scopes: Vec<ScopeHealth>,
+    pub controller: Option<ScopeHealth>,
 }
 
 /// «It leads» and «its last renewal succeeded» are two facts; both are shown.
@@ -138,12 +160,18 @@ pub struct ScopeHealth {
     pub scope: String,
     /// Of the holder known here, which is this process while `leading`.
     pub owner: Option<String>,
+    /// How others reach the owner.
+    pub address: Option<String>,
     pub epoch: Option<u64>,
     /// This process may act in the scope now.
     pub leading: bool,
     pub last_renewal_succeeded: bool,
     pub renewed_at: Option<Timestamp>,
     pub valid_for_ms: u64,
+    /// When this process last went round in it.
+    pub last_pass_at: Option<Timestamp>,
+    /// What is wrong, or why it does not go round.
+    pub problem: Option<String>,
 }
 
 impl ScopeHealth {
@@ -153,11 +181,25 @@ impl ScopeHealth {
         Self {
             scope: tenure.scope().to_string(),
             owner: Some(tenure.record().holder.to_string()),
+            address: tenure.record().holder.address.clone(),
             epoch: Some(tenure.epoch().0),
             leading,
             last_renewal_succeeded,
             renewed_at: Some(renewed_at),
             valid_for_ms: valid_for.as_millis() as u64,
+            last_pass_at: None,
+            problem: None,
+        }
+    }
+
+    /// Held by another process, or by nobody, as its record says.
+    pub fn elsewhere(record: &LeaseRecord) -> Self {
+        let holder = Some(&record.holder).filter(|_| record.is_held());
+        Self {
+            owner: holder.map(|holder| holder.to_string()),
+            address: holder.and_then(|holder| holder.address.clone()),
+            epoch: Some(record.epoch.0),
+            ..Self::campaigning(record.scope.to_string())
         }
     }
 
@@ -166,11 +208,14 @@ impl ScopeHealth {
         Self {
             scope: scope.into(),
             owner: None,
+            address: None,
             epoch: None,
             leading: false,
             last_renewal_succeeded: false,
             renewed_at: None,
             valid_for_ms: 0,
+            last_pass_at: None,
+            problem: None,
         }
     }
 }

@@ -5,7 +5,7 @@ mod dags;
 mod event_logs;
 mod logs;
 mod marks;
-mod monitor;
+pub(crate) mod monitor;
 mod pools;
 mod runs;
 mod shapes;

@@ -5,8 +5,8 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::health::ping;
-use crate::state::ApiState;
+use crate::health::{DatabaseHealth, ping};
+use crate::state::{ApiState, SchedulerHealth};
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = VersionInfo)]
@@ -59,16 +59,21 @@ pub async fn version() -> Json<VersionInfo> {
     responses((status = 200, body = HealthInfo)))]
 pub async fn health(State(state): State<ApiState>) -> Json<HealthInfo> {
     let database = ping(&state).await;
-    let scheduler = state.health.health();
-    Json(HealthInfo {
-        metadatabase: Status { status: status(database.is_ok()) },
-        scheduler: SchedulerStatus {
-            status: status(scheduler.ready.is_ok()),
-            latest_scheduler_heartbeat: scheduler.last_pass_at.map(|at| at.to_string()),
-        },
-        triggerer: TriggererStatus { status: None, latest_triggerer_heartbeat: None },
-        dag_processor: DagProcessorStatus { status: None, latest_dag_processor_heartbeat: None },
-    })
+    Json(HealthInfo::of(&database, &state.health.health()))
+}
+
+impl HealthInfo {
+    pub(crate) fn of(database: &DatabaseHealth, scheduler: &SchedulerHealth) -> Self {
+        Self {
+            metadatabase: Status { status: status(database.is_ok()) },
+            scheduler: SchedulerStatus {
+                status: status(scheduler.ready.is_ok()),
+                latest_scheduler_heartbeat: scheduler.last_pass_at.map(|at| at.to_string()),
+            },
+            triggerer: TriggererStatus { status: None, latest_triggerer_heartbeat: None },
+            dag_processor: DagProcessorStatus { status: None, latest_dag_processor_heartbeat: None },
+        }
+    }
 }
 
 fn status(healthy: bool) -> &'static str {

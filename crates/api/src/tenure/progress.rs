@@ -10,7 +10,7 @@ use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tenure_model::duration;
+use tenure_model::{DagId, ShardId, duration};
 use tenure_store::{CachedTi, RunSnapshot, RunView};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -92,7 +92,9 @@ pub async fn progress(
     };
     let stopping = stopping.map_or_else(CancellationToken::new, |Extension(Stopping(token))| token);
     let mut deadline = std::pin::pin!(tokio::time::sleep(wait.min(LONGEST_WAIT)));
-    let mut hints = Hints { changes: state.changes.clone(), wakes: state.store.wakes() };
+    let shards = state.store.shard_count().await?;
+    let shard = ShardId::of(&state.tenant(), &DagId::new(&path.dag_id), shards);
+    let mut hints = Hints { changes: state.changes.clone(), wakes: state.store.wakes(shard) };
     loop {
         hints.forget();
         let (run, snapshot) = read(&state, &path).await?;
@@ -115,9 +117,12 @@ pub async fn progress(
 /// The snapshot first: then the view is as new, or newer and seen to be so by its state.
 async fn read(state: &ApiState, path: &ProgressPath) -> ApiResult<(RunView, RunSnapshot)> {
     let key = state.require_run(&path.dag_id, &path.run_id).await?.key;
-    let snapshot = state.store.load_runs(&[key]).await?.pop();
+    let mut loaded = state.store.load_runs(&[key]).await?;
     let run = state.require_run(&path.dag_id, &path.run_id).await?;
-    match snapshot {
+    if let Some((_, why)) = loaded.unreadable.pop() {
+        return Err(ApiError::Internal(format!("The run `{}` cannot be read: {why}.", path.run_id)));
+    }
+    match loaded.runs.pop() {
         Some(snapshot) if run.key == key => Ok((run, snapshot)),
         _ => Err(ApiError::NotFound(format!("The run `{}` was deleted while it was read", path.run_id))),
     }

@@ -63,7 +63,12 @@ impl HealthSource for Health {
     fn health(&self) -> SchedulerHealth {
         let ready = self.ready.lock().unwrap().clone();
         assert_ne!(ready, Err("panic".into()), "asked to panic");
-        SchedulerHealth { ready, last_pass_at: Some(NOON.parse().unwrap()), scopes: vec![self.scope.clone()] }
+        SchedulerHealth {
+            ready,
+            last_pass_at: Some(NOON.parse().unwrap()),
+            scopes: vec![self.scope.clone()],
+            controller: None,
+        }
     }
 }
 
