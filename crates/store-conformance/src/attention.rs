@@ -114,7 +114,7 @@ pub async fn limits_concern_every_shard(fresh: Fresh) {
 
 pub async fn wakes_fire_for_every_intent(fresh: Fresh) {
     let world = World::of(fresh);
-    let mut wakes = world.store.wakes();
+    let mut wakes = world.store.wakes(world.shard_of("etl").await);
     wakes.borrow_and_update();
     let soon = Duration::from_secs(5);
     world.store.register_dag(&registration(&spec("etl", "a"))).await.expect("registered");
@@ -125,4 +125,45 @@ pub async fn wakes_fire_for_every_intent(fresh: Fresh) {
     wakes.borrow_and_update();
     world.store.set_run_state(&user(), &"etl".into(), &"r1".into(), RunState::Failed).await.expect("ended");
     tokio::time::timeout(soon, wakes.changed()).await.expect("woken by a cancel").expect("open");
+}
+
+pub async fn a_change_wakes_its_own_shard_only(fresh: Fresh) {
+    let world = World::of(fresh);
+    let (here, elsewhere) = (ShardId(1), ShardId(2));
+    let dag = world.dags_in(&[here]).await.remove(0);
+    world.register(&spec(&dag, "a")).await;
+    let (mut woken, mut asleep) = (world.store.wakes(here), world.store.wakes(elsewhere));
+    let rounds = 10;
+    let mut disturbed = 0;
+    for round in 0..rounds {
+        woken.borrow_and_update();
+        world.trigger(&dag, &format!("r{round}")).await;
+        tokio::time::timeout(Duration::from_secs(5), woken.changed()).await.expect("woken").expect("open");
+        disturbed += u32::from(asleep.has_changed().expect("open"));
+        asleep.borrow_and_update();
+    }
+    // A store may wake anybody when it has just connected, but not every time.
+    assert!(disturbed <= rounds / 5, "{elsewhere} was woken {disturbed} times for {here}");
+}
+
+pub async fn a_node_without_news_disturbs_nobody(fresh: Fresh) {
+    let world = World::of(fresh);
+    let node = |cpu: u64, zone: &str| NodeRegistration {
+        node: NODE.into(),
+        capacity: Resources::default().with(Resources::CPU, cpu),
+        labels: BTreeMap::from([("zone".to_owned(), zone.to_owned())]),
+        version: "1".into(),
+    };
+    let mut expected = 0;
+    for (cpu, zone, news) in
+        [(1_000, "a", true), (1_000, "a", false), (2_000, "a", true), (2_000, "b", true), (2_000, "b", false)]
+    {
+        let at = now();
+        let record = world.store.register_node(&node(cpu, zone), at).await.expect("registered");
+        assert_eq!((record.registered_at, record.capacity.get(Resources::CPU)), (at, cpu));
+        expected += usize::from(news);
+        for shard in (0..SHARDS).map(ShardId) {
+            assert_eq!(world.attention(shard).await.len(), expected, "{cpu} in {zone}, {shard}");
+        }
+    }
 }

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_lease::{
-    Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Scope, Session, Tenure,
-    Term,
+    AcquireOutcome, AcquireRequest, Campaign, Candidacy, Elector, ElectorConfig, ElectorParts, Holder,
+    LeaseMetrics, LeaseRecord, Scope, Session, Takeover, Tenure, Term,
 };
 use tenure_model::{
     AttemptId, DagId, DagSpec, NewRun, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskKind, TaskSpec,
@@ -23,7 +23,7 @@ use tenure_store::{
 };
 use tokio::sync::Mutex;
 
-use crate::Fresh;
+use crate::{Fresh, Spoil, Spoiled};
 
 pub const NODE: &str = "n1";
 pub const ACTOR: &str = "ada";
@@ -34,6 +34,7 @@ const LONG: Duration = Duration::from_secs(600);
 pub struct World {
     pub store: SharedStore,
     pub entropy: Entropy,
+    spoil: Spoil,
     elector: Elector,
     /// Withdrawn when dropped, so they are kept beside what they won.
     tenures: Mutex<BTreeMap<Scope, (Candidacy, Tenure)>>,
@@ -42,7 +43,7 @@ pub struct World {
 
 impl World {
     pub fn of(fresh: Fresh) -> Self {
-        let Fresh { store, keep, .. } = fresh;
+        let Fresh { store, spoil, keep } = fresh;
         let entropy = Entropy::from_os();
         let parts = ElectorParts {
             leases: store.clone(),
@@ -53,7 +54,12 @@ impl World {
         };
         let elector =
             Elector::start(parts, ElectorConfig::new(holder("owner"), LONG)).expect("there is slack");
-        Self { store, entropy, elector, tenures: Mutex::default(), _keep: keep }
+        Self { store, entropy, spoil, elector, tenures: Mutex::default(), _keep: keep }
+    }
+
+    /// Makes a stored row unreadable, behind the store's back.
+    pub async fn spoil(&self, what: Spoiled) {
+        (self.spoil)(what).await;
     }
 
     pub async fn register(&self, spec: &DagSpec) -> Registered {
@@ -78,7 +84,9 @@ impl World {
     }
 
     pub async fn load(&self, run: RunKey) -> RunSnapshot {
-        self.store.load_runs(&[run]).await.expect("loaded").pop().expect("the run exists")
+        let mut loaded = self.store.load_runs(&[run]).await.expect("loaded");
+        assert_eq!(loaded.unreadable, vec![]);
+        loaded.runs.pop().expect("the run exists")
     }
 
     pub async fn shard_of(&self, dag: &str) -> ShardId {
@@ -88,7 +96,14 @@ impl World {
 
     /// Authority over the shard of a dag; dags of one shard share it.
     pub async fn owner_of(&self, dag: &str) -> Tenure {
-        let scope = Scope::new(self.shard_of(dag).await.scope());
+        self.owner(self.shard_of(dag).await).await
+    }
+
+    pub async fn owner(&self, shard: ShardId) -> Tenure {
+        self.leader(Scope::new(shard.scope())).await
+    }
+
+    pub async fn leader(&self, scope: Scope) -> Tenure {
         let mut tenures = self.tenures.lock().await;
         if let Some((_, tenure)) = tenures.get(&scope) {
             return tenure.clone();
@@ -102,6 +117,38 @@ impl World {
         let tenure = candidacy.elected().await.expect("the elector goes on");
         tenures.insert(scope, (candidacy, tenure.clone()));
         tenure
+    }
+
+    /// Takes a scope away from a holder that does not notice.
+    pub async fn heir_of(&self, paused: &Tenure) -> LeaseRecord {
+        let request = AcquireRequest {
+            scope: paused.scope().clone(),
+            holder: holder("successor"),
+            term: term(&self.entropy),
+            duration: LONG,
+            takeover: Takeover::OfDead(paused.term()),
+            note: String::new(),
+        };
+        match self.store.acquire(&request).await.expect("answered") {
+            AcquireOutcome::Granted(heir) => heir,
+            other => panic!("a dead term is taken over: {other:?}"),
+        }
+    }
+
+    /// Names of dags that belong to these shards, one each.
+    pub async fn dags_in(&self, shards: &[ShardId]) -> Vec<String> {
+        let names: Vec<String> = (0..1_000).map(|number| format!("dag-{number}")).collect();
+        let mut found = vec![];
+        for wanted in shards {
+            for name in &names {
+                if self.shard_of(name).await == *wanted {
+                    found.push(name.clone());
+                    break;
+                }
+            }
+        }
+        assert_eq!(found.len(), shards.len(), "a thousand names reach every shard");
+        found
     }
 
     pub async fn commit(&self, owner: &Tenure, pass: &Pass) -> Result<Committed, StoreError> {
@@ -370,4 +417,9 @@ pub fn assert_not_found<T: std::fmt::Debug>(outcome: Result<T, StoreError>, must
 
 pub fn value(number: i64) -> Value {
     json!({ "rows": number })
+}
+
+#[track_caller]
+pub fn assert_fenced<T: std::fmt::Debug>(outcome: Result<T, StoreError>) {
+    assert!(matches!(outcome, Err(StoreError::Fenced { .. })), "a deposed holder wrote: {outcome:?}");
 }

@@ -6,25 +6,34 @@
 
 mod harness;
 
+pub mod alone;
 pub mod attention;
+pub mod chores;
 pub mod edits;
+pub mod orphans;
 pub mod passes;
+pub mod presence;
 pub mod races;
 pub mod registration;
+pub mod reports;
 pub mod runs;
 pub mod scale;
+pub mod shares;
 pub mod snapshots;
 pub mod views;
 
 use std::any::Any;
+use std::pin::Pin;
 
 #[doc(hidden)]
 pub use tenure_lease_conformance::facts;
+use tenure_model::{RunKey, TiKey};
 use tenure_store::SharedStore;
 
-/// A fresh, empty database with [`SHARDS`] shards.
+/// A fresh, empty database with as many shards as were asked for.
 pub struct Fresh {
     pub store: SharedStore,
+    pub spoil: Spoil,
     /// Whatever must live as long as the database: a temporary folder, a server.
     pub keep: Box<dyn Any + Send + Sync>,
 }
@@ -33,6 +42,18 @@ impl std::fmt::Debug for Fresh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Fresh")
     }
+}
+
+/// Puts a value that this release does not know into a stored row, behind the store's back: a run type, or the
+/// state of a task instance.
+pub type Spoil = Box<dyn Fn(Spoiled) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Spoiled {
+    /// The `run_type` of this run.
+    Run(RunKey),
+    /// The `state` of this task instance.
+    Task(TiKey),
 }
 
 /// More than one, so that what belongs to another shard can be told apart.
@@ -71,6 +92,7 @@ macro_rules! exercise {
                 a_dag_with_an_active_run_is_not_deleted,
                 pools_come_and_go_but_the_default_stays,
                 nodes_reappear_with_what_they_have,
+                the_first_admin_token_that_is_offered_is_kept,
             ],
             runs: [
                 a_created_run_is_queued_with_untouched_tasks,
@@ -110,11 +132,14 @@ macro_rules! exercise {
                 a_stop_names_node_and_attempt,
                 limits_concern_every_shard,
                 wakes_fire_for_every_intent,
+                a_change_wakes_its_own_shard_only,
+                a_node_without_news_disturbs_nobody,
             ],
             snapshots: [
                 a_shard_sees_its_own_dags_and_unfinished_runs_only,
                 a_loaded_run_is_what_was_written,
                 missing_runs_are_left_out,
+                a_row_that_makes_no_sense_costs_its_own_run_and_no_other,
                 the_past_run_is_the_latest_one_before,
                 a_version_can_be_read_and_a_missing_one_is_not_found,
                 the_default_pool_is_there_from_the_start,
@@ -136,10 +161,63 @@ macro_rules! exercise {
                 an_owner_and_a_user_on_one_run_leave_a_trail_that_replays_to_the_rows,
                 concurrent_triggers_with_one_key_make_one_run,
                 concurrent_registrations_of_one_content_make_one_version,
+                concurrent_offers_of_a_token_keep_one,
             ],
             scale: [
                 a_run_of_ten_thousand_tasks_is_created_loaded_and_finished,
                 a_deep_page_of_a_long_history_is_right,
+            ],
+            reports: [
+                a_claim_moves_a_queued_task_to_running_once,
+                another_attempt_is_superseded_and_changes_nothing,
+                an_end_does_what_the_owner_would,
+                the_last_try_fails_for_good,
+                an_end_is_never_later_than_it_was_heard,
+                what_a_task_returned_is_kept_when_it_succeeded,
+                the_end_of_a_cleared_task_sends_it_to_history,
+                an_owner_that_missed_a_report_conflicts,
+                a_report_leaves_attention_and_an_audit_row_of_its_node,
+                reports_are_answered_in_order_and_one_bad_one_spoils_none,
+                reports_about_what_has_finished_or_gone_are_superseded,
+                a_claim_and_a_withdrawal_that_meet_have_one_winner,
+                one_claim_told_to_many_replicas_happens_once,
+            ],
+            orphans: [
+                only_a_running_run_in_which_nothing_goes_on_is_an_orphan,
+                orphans_come_oldest_first_and_no_more_than_asked,
+                a_shard_hears_of_its_own_orphans_only,
+            ],
+            shares: [
+                a_bid_takes_from_what_is_free_and_a_lower_one_gives_back,
+                several_bids_are_answered_in_order,
+                an_owner_that_takes_over_finds_its_shares,
+                a_deposed_owner_trades_nothing,
+                only_an_owner_of_a_shard_trades,
+                an_unmet_bid_tells_those_that_hold_some,
+                what_is_given_back_is_told_to_those_that_want_it,
+                of_what_is_not_there_nobody_has_a_share,
+                what_a_shard_has_is_not_taken_when_there_is_less,
+                shares_never_exceed_what_there_is_whoever_bids,
+            ],
+            presence: [
+                a_node_is_present_while_some_replica_hears_it,
+                a_replica_says_anew_whom_it_hears,
+                what_was_heard_long_ago_does_not_count,
+            ],
+            chores: [
+                only_the_leader_of_the_controller_does_chores,
+                an_old_run_goes_with_all_it_had_but_its_audit,
+                unfinished_and_young_runs_stay_and_so_does_the_newest_of_each_dag,
+                the_run_that_the_next_may_depend_on_stays,
+                runs_go_in_batches_the_oldest_first,
+                old_audit_rows_go_in_batches_the_oldest_first,
+                seats_of_members_that_are_gone_are_forgotten_and_their_epochs_go_on,
+                replicas_that_no_longer_report_are_forgotten_in_batches,
+            ],
+        }
+        $crate::facts! { $crate, $fresh(1);
+            alone: [
+                a_single_shard_has_everything_and_no_shares,
             ],
         }
     };
@@ -153,13 +231,19 @@ mod tests {
     fn every_fact_is_in_the_list() {
         let list = include_str!("lib.rs");
         let modules = [
+            include_str!("alone.rs"),
             include_str!("attention.rs"),
+            include_str!("chores.rs"),
             include_str!("edits.rs"),
+            include_str!("orphans.rs"),
             include_str!("passes.rs"),
+            include_str!("presence.rs"),
             include_str!("races.rs"),
             include_str!("registration.rs"),
+            include_str!("reports.rs"),
             include_str!("runs.rs"),
             include_str!("scale.rs"),
+            include_str!("shares.rs"),
             include_str!("snapshots.rs"),
             include_str!("views.rs"),
         ];

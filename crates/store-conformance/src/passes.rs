@@ -1,16 +1,11 @@
 //! Goal: a pass is written whole under a live epoch, run by run, or not at all.
 
-use tenure_lease::{
-    AcquireOutcome, AcquireRequest, Claim, Epoch, LeaseRecord, LossReason, ReleaseOutcome, RenewOutcome,
-    Scope, Takeover, Tenure,
-};
+use tenure_lease::{Claim, Epoch, LossReason, ReleaseOutcome, RenewOutcome, Scope};
 use tenure_model::{RunKey, RunState, TaskState};
 use tenure_store::{NewRunOutcome, Pass, RunQuery, ScheduleChange, StateChange, StoreError, TryRecord};
 
 use crate::Fresh;
-use crate::harness::{
-    World, day_of_january, due_run, holder, key_of, now, pass_of, states, tenant, term, ti, value,
-};
+use crate::harness::{World, day_of_january, due_run, key_of, now, pass_of, states, tenant, term, ti, value};
 
 pub async fn a_pass_writes_rows_results_tries_and_audit(fresh: Fresh) {
     let world = World::of(fresh);
@@ -122,7 +117,7 @@ pub async fn a_deposed_owner_is_fenced_and_writes_nothing(fresh: Fresh) {
     let run = world.run_of("etl", "a").await;
     let paused = world.owner_of("etl").await;
     let guard = paused.guard().expect("it leads");
-    let heir = heir_of(&world, &paused).await;
+    let heir = world.heir_of(&paused).await;
     let before = world.load(run.key).await;
     let trail = world.trail("etl", "r1").await;
     let attention = world.attention(world.shard_of("etl").await).await;
@@ -155,22 +150,6 @@ pub async fn a_deposed_owner_is_fenced_and_writes_nothing(fresh: Fresh) {
     assert_eq!(dag.progress.last_tick, None);
 }
 
-/// Takes over while the owner sleeps, between asking for permission and writing; the successor knows it to be dead.
-async fn heir_of(world: &World, paused: &Tenure) -> LeaseRecord {
-    let request = AcquireRequest {
-        scope: paused.scope().clone(),
-        holder: holder("successor"),
-        term: term(&world.entropy),
-        duration: std::time::Duration::from_secs(600),
-        takeover: Takeover::OfDead(paused.term()),
-        note: String::new(),
-    };
-    match world.store.acquire(&request).await.expect("answered") {
-        AcquireOutcome::Granted(heir) => heir,
-        other => panic!("a dead term is taken over: {other:?}"),
-    }
-}
-
 pub async fn the_write_at_1842_is_refused_after_1843_has_taken_over(fresh: Fresh) {
     let world = World::of(fresh);
     let run = world.run_of("etl", "a").await;
@@ -183,7 +162,7 @@ pub async fn the_write_at_1842_is_refused_after_1843_has_taken_over(fresh: Fresh
     let begun = world.drive(&paused, run.key, "run=running a=scheduled").await;
     let guard = paused.guard().expect("it leads");
     // Here 1842 is paused, and its successor comes.
-    let heir = heir_of(&world, &paused).await;
+    let heir = world.heir_of(&paused).await;
     assert_eq!(heir.epoch, Epoch(1843));
     assert_eq!(world.store.fence(&scope).await.expect("answered"), Some((Epoch(1843), heir.term)));
 

@@ -135,3 +135,22 @@ pub async fn concurrent_registrations_of_one_content_make_one_version(fresh: Fre
     }
     assert_eq!(changed, 1);
 }
+
+pub async fn concurrent_offers_of_a_token_keep_one(fresh: Fresh) {
+    let world = World::of(fresh);
+    let replicas: Vec<_> = (0..8)
+        .map(|number| {
+            let store = Arc::clone(&world.store);
+            tokio::spawn(async move {
+                store.admin_token(Some(&format!("token {number}"))).await.expect("answered")
+            })
+        })
+        .collect();
+    let mut kept = vec![];
+    for replica in replicas {
+        kept.push(replica.await.expect("no panic").expect("one was offered"));
+    }
+    kept.dedup();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    assert_eq!(world.store.admin_token(None).await.expect("answered"), kept.pop());
+}

@@ -124,7 +124,7 @@ pub async fn a_deleted_dag_is_gone_with_all_it_had_but_its_audit(fresh: Fresh) {
     world.store.delete_dag(&user(), &"etl".into()).await.expect("deleted");
 
     assert_eq!(world.store.load_dag(&tenant(), &"etl".into()).await.expect("answered"), None);
-    assert!(world.store.load_runs(&[run.key]).await.expect("answered").is_empty());
+    assert!(world.store.load_runs(&[run.key]).await.expect("answered").runs.is_empty());
     assert_not_found(world.store.dag_version(&tenant(), &"etl".into(), 1).await, "etl");
     let of_dag = RunQuery::of(tenant(), Some("etl".into()));
     assert_eq!(world.store.list_runs(&of_dag).await.expect("listed").total, 0);
@@ -187,4 +187,13 @@ pub async fn nodes_reappear_with_what_they_have(fresh: Fresh) {
     assert_eq!(world.store.nodes().await.expect("listed"), vec![again.clone()]);
     assert_eq!(world.store.list_nodes().await.expect("listed"), vec![again]);
     assert_eq!(world.store.shard_snapshot(ShardId(0)).await.expect("snapshot").nodes.len(), 1);
+}
+
+pub async fn the_first_admin_token_that_is_offered_is_kept(fresh: Fresh) {
+    let world = World::of(fresh);
+    let token = async |offered| world.store.admin_token(offered).await.expect("answered");
+    assert_eq!(token(None).await, None);
+    assert_eq!(token(Some("first")).await.as_deref(), Some("first"));
+    assert_eq!(token(Some("second")).await.as_deref(), Some("first"));
+    assert_eq!(token(None).await.as_deref(), Some("first"));
 }

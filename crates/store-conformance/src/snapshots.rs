@@ -3,8 +3,10 @@
 use tenure_model::{NewRun, PoolName, RunKey, RunState, ShardId, TaskState};
 use tenure_store::PoolRecord;
 
-use crate::harness::{World, assert_not_found, day_of_january, due_run, new_run, spec, states, tenant};
-use crate::{Fresh, SHARDS};
+use crate::harness::{
+    World, assert_not_found, day_of_january, due_run, key_of, new_run, spec, states, tenant,
+};
+use crate::{Fresh, SHARDS, Spoiled};
 
 pub async fn a_shard_sees_its_own_dags_and_unfinished_runs_only(fresh: Fresh) {
     let world = World::of(fresh);
@@ -70,11 +72,47 @@ pub async fn missing_runs_are_left_out(fresh: Fresh) {
     let first = world.run_of("etl", "a").await;
     let second = world.trigger("etl", "r2").await;
     let asked = [second.key, RunKey(first.key.0 + 1_000), first.key];
-    let mut loaded: Vec<_> =
-        world.store.load_runs(&asked).await.expect("loaded").into_iter().map(|run| run.header.key).collect();
+    let loaded = world.store.load_runs(&asked).await.expect("loaded").runs;
+    let mut loaded: Vec<_> = loaded.into_iter().map(|run| run.header.key).collect();
     loaded.sort();
     assert_eq!(loaded, [first.key, second.key]);
-    assert!(world.store.load_runs(&[]).await.expect("loaded").is_empty());
+    assert!(world.store.load_runs(&[]).await.expect("loaded").runs.is_empty());
+}
+
+pub async fn a_row_that_makes_no_sense_costs_its_own_run_and_no_other(fresh: Fresh) {
+    let world = World::of(fresh);
+    world.register(&spec("etl", "a b")).await;
+    let owner = world.owner_of("etl").await;
+    let mut running = vec![];
+    for number in 0..3 {
+        let run = world.trigger("etl", &format!("running-{number}")).await;
+        running.push(world.drive(&owner, run.key, "run=running a=running").await);
+    }
+    let (queued, good) = (world.trigger("etl", "bad").await, world.trigger("etl", "good").await);
+    world.spoil(Spoiled::Task(key_of(running[0].header.key, &running[0].tis[1]))).await;
+    world.spoil(Spoiled::Run(running[1].header.key)).await;
+    world.spoil(Spoiled::Run(queued.key)).await;
+
+    let bad = [running[0].header.key, running[1].header.key, queued.key];
+    let keys = |unreadable: &[(RunKey, String)]| {
+        assert!(unreadable.iter().all(|(_, why)| !why.is_empty()), "{unreadable:?}");
+        let mut keys: Vec<RunKey> = unreadable.iter().map(|(key, _)| *key).collect();
+        keys.sort();
+        keys
+    };
+    let snapshot = world.store.shard_snapshot(world.shard_of("etl").await).await.expect("a snapshot");
+    assert_eq!(keys(&snapshot.unreadable), bad);
+    assert_eq!(snapshot.running.len(), 1);
+    assert_eq!(
+        (&snapshot.running[0].header, &snapshot.running[0].tis),
+        (&running[2].header, &running[2].tis)
+    );
+    assert_eq!(snapshot.queued.iter().map(|run| run.key).collect::<Vec<_>>(), [good.key]);
+
+    let asked = [bad[0], running[2].header.key, bad[1], bad[2], RunKey(good.key.0 + 1_000)];
+    let loaded = world.store.load_runs(&asked).await.expect("loaded");
+    assert_eq!(keys(&loaded.unreadable), bad);
+    assert_eq!(loaded.runs.iter().map(|run| run.header.key).collect::<Vec<_>>(), [running[2].header.key]);
 }
 
 pub async fn the_past_run_is_the_latest_one_before(fresh: Fresh) {
