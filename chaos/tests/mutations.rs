@@ -1,0 +1,86 @@
+//! Goal: the checker catches every broken promise, and names the one that was broken.
+//! Method: one good history, and mutations that break it in one way each.
+
+mod support;
+
+use std::collections::BTreeSet;
+
+use tenure_chaos::checker::{Promise, check, tell};
+use tenure_chaos::history::{History, RunName};
+use tenure_chaos::mutations;
+
+#[test]
+fn a_good_history_breaks_no_promise() {
+    let verdict = check(&support::good());
+    assert_eq!(verdict.violations, []);
+    assert_eq!(verdict.counts.withdrawn, 1);
+    assert_eq!(verdict.counts.given_up, 1);
+    assert!(verdict.counts.reported_elsewhere > 0, "{:?}", verdict.counts);
+    assert_eq!(verdict.gaps.len(), 1, "one fault has hit one scope");
+}
+
+#[test]
+fn every_mutation_is_reported_as_the_promise_it_breaks_and_no_other() {
+    let mut wrong = vec![];
+    for mutation in mutations::ALL {
+        let mut history = support::good();
+        if (mutation.apply)(&mut history).is_none() {
+            wrong.push(format!("{}: found nothing to break", mutation.name));
+            continue;
+        }
+        let verdict = check(&history);
+        let reported: BTreeSet<Promise> =
+            verdict.violations.iter().map(|violation| violation.promise).collect();
+        if reported != BTreeSet::from([mutation.breaks]) {
+            let found: Vec<String> =
+                verdict.violations.iter().map(|v| format!("{:?} {}", v.promise, v.what)).collect();
+            wrong.push(format!("{} ({:?}): {found:#?}", mutation.name, mutation.breaks));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_promise_has_a_mutation() {
+    use Promise::*;
+    let broken: BTreeSet<Promise> = mutations::ALL.iter().map(|mutation| mutation.breaks).collect();
+    assert_eq!(broken, BTreeSet::from([P1, P2, P3, P4, P5, P6, P7, P8, P9, Story, Queued]));
+}
+
+#[test]
+fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
+    let mut history = support::good();
+    let lost =
+        history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
+    let lost = lost.expect("the good history has a lost node");
+    let again = history.effects[lost + 1].starts[0].at;
+    history.effects[lost].seen_at = again + jiff::SignedDuration::from_millis(1);
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    fault.until = fault.at + jiff::SignedDuration::from_secs(6);
+    let verdict = check(&history);
+    assert_eq!(verdict.violations, []);
+    assert_eq!(verdict.counts.excused_overlaps, 1);
+
+    // Shorter than the threshold, it excuses nothing.
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    fault.until = fault.at + jiff::SignedDuration::from_secs(4);
+    let promises: Vec<Promise> =
+        check(&history).violations.iter().map(|violation| violation.promise).collect();
+    assert_eq!(promises, [Promise::P7]);
+}
+
+#[test]
+fn a_history_is_the_same_after_it_was_saved() {
+    let history = support::good();
+    let text = serde_json::to_string(&history).unwrap();
+    assert_eq!(serde_json::from_str::<History>(&text).unwrap(), history);
+}
+
+#[test]
+fn a_story_tells_trail_tasks_clients_and_faults_in_order() {
+    let story = tell(&support::good(), &RunName::new("wide", "r1"));
+    let at = |text: &str| story.find(text).unwrap_or_else(|| panic!("no {text:?} in\n{story}"));
+    assert!(at("client: trigger (key wide-r1), sent") < at("the run created"));
+    assert!(at("fault: kill-owner of anna") < at("bert e2: task w withdrawn (queued → scheduled)"));
+    assert!(at("starts") < at("ends with exit code 0"));
+}
