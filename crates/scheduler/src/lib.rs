@@ -8,6 +8,7 @@
 //! no limit (pool, run, dag, node) is exceeded; dags of equal priority take turns.
 
 mod changes;
+mod controller;
 mod dags;
 mod desk;
 mod inbox;
@@ -23,6 +24,7 @@ mod scheduler;
 mod shares;
 mod watch;
 
+pub use controller::{CONTROLLER_SCOPE, Controller, ControllerMetrics, ControllerParts, Retention};
 pub use desk::ReportDesk;
 pub use metrics::SchedulerMetrics;
 pub use owner::OwnerConfig;

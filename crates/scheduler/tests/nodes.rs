@@ -1,0 +1,133 @@
+//! Goal: what runs on a node is given up only on a sure sign, and then at once.
+//! Method: the test plays nodes that forget, fall silent, go away and come back.
+
+mod rig;
+
+use std::time::Duration;
+
+use rig::{Options, Owner, Rig, exec, held, wait};
+use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_model::{Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, TaskSpec};
+use tenure_scheduler::OwnerConfig;
+use tenure_store::SchedulingStore;
+
+const SILENCE: Duration = Duration::from_millis(400);
+
+/// A task that runs on `n`, with a retry in hand.
+async fn running(rig: &Rig) -> (Owner, Assignment) {
+    let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
+    rig.register(DagSpec::new("d", vec![task])).await;
+    let config = OwnerConfig { heartbeat_threshold: SILENCE, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let assignment = owner.next().await;
+    assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
+    (owner, assignment)
+}
+
+fn some_attempt() -> AttemptId {
+    AttemptId(Entropy::from_os().uuid(SystemClock.now()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_says_it_does_not_hold_is_lost_and_tried_again_at_once() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    let stranger = Held { attempt: some_attempt(), ..held(&first) };
+    owner.hands.connect("n", Some(vec![stranger.clone()]));
+    let second = owner.next().await;
+    assert_eq!((second.try_number, first.attempt == second.attempt), (2, false));
+    owner.wait_stopped(stranger.attempt).await;
+    assert_eq!(owner.metric("tenure_agent_lost_tasks_total"), 1.0);
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Superseded);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_holds_runs_on() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    owner.hands.connect("n", Some(vec![held(&first)]));
+    owner.nothing_for(SILENCE * 2).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_of_another_scope_or_of_a_finished_run_is_judged_by_what_the_database_knows() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+    rig.wait_end("d", "r").await;
+    let elsewhere = Held { attempt: some_attempt(), scope: "scheduler/shard-77".into(), ..held(&first) };
+    owner.hands.connect("n", Some(vec![held(&first), elsewhere.clone()]));
+    owner.wait_stopped(first.attempt).await;
+    owner.nothing_for(Duration::from_millis(200)).await;
+    assert!(!owner.hands.stopped(elsewhere.attempt), "another owner's business");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_node_loses_its_tasks_after_the_threshold_and_not_before() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    rig.named_node("m", 10).await;
+    owner.hands.connect("m", Some(vec![]));
+    owner.hands.silence("n");
+    owner.nothing_for(SILENCE / 2).await;
+    let second = owner.next().await;
+    assert_eq!(second.try_number, 2);
+    let lost = rig.trail("d", "r").await;
+    let reason = lost.iter().flat_map(|row| &row.entries).find_map(|entry| {
+        entry.reason.as_ref().filter(|_| entry.attempt == Some(first.attempt) && entry.event == "failed")
+    });
+    assert!(reason.is_some_and(|reason| reason.starts_with("agent lost: silent for")), "{reason:?}");
+    assert_eq!(owner.metric("tenure_agent_lost_tasks_total"), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_says_nothing_for_long_is_left_alone_while_its_agent_lives() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    owner.nothing_for(SILENCE * 3).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_another_replica_hears_is_not_given_up() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    owner.hands.disconnect("n");
+    let deadline = SystemClock.boottime() + SILENCE * 4;
+    while SystemClock.boottime() < deadline {
+        rig.store.record_presence("elsewhere", &[NodeId::new("n")]).await.unwrap();
+        owner.nothing_for(SILENCE / 4).await;
+    }
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_control_plane_that_was_away_starts_its_clock_anew() {
+    let rig = Rig::new().await;
+    let (owner, first) = running(&rig).await;
+    owner.hands.silence("n");
+    owner.kill();
+    tokio::time::sleep(SILENCE * 2).await;
+    let config = OwnerConfig { heartbeat_threshold: SILENCE * 10, ..Options::default().config };
+    let mut next = rig.owner(Options { config, ..Options::default() });
+    next.hands.disconnect("n"); // the agent has not come back yet
+    wait("the shard is taken over", || next.status().ready).await;
+    next.nothing_for(SILENCE * 3).await;
+    assert_eq!(next.end(&first, Outcome::Success).await, Ack::Accepted);
+    assert_eq!(next.metric("tenure_agent_lost_tasks_total"), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_wait_for_a_node_that_is_gone_and_go_to_it_when_it_is_back() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    owner.hands.disconnect("n");
+    rig.trigger("d", "r").await;
+    let told = || owner.status().waiting.iter().any(|(why, _)| why.contains("1 not connected"));
+    wait("the reason is shown", told).await;
+    owner.hands.connect("n", Some(vec![]));
+    owner.play(Outcome::Success).await;
+}
