@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use object_store::ObjectStore;
 use rustix::fs::FlockOperation;
 use tenure_clock::{Clock, Entropy};
-use tenure_model::{Ack, Assignment, AttemptId, NodeId, Report, ReportBody, TiKey};
+use tenure_model::{Assignment, AttemptId, Held, NodeId, TiKey};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::attempt::{Attempt, Handle, Shared};
-use crate::control::{ControlPlane, submit_until_heard};
+use crate::control::ControlPlane;
 use crate::epochs::Epochs;
 use crate::folder::{AttemptFolder, Order};
+use crate::log_store::LogStore;
 use crate::processes;
 use crate::spawn::Supervisor;
 use crate::work::RunFolders;
@@ -44,7 +44,7 @@ pub struct AgentConfig {
     /// A program whose `main` calls [`run_hidden_subcommand`](crate::run_hidden_subcommand) first.
     /// `/proc/self/exe` names the running binary, also after its file was replaced by an upgrade.
     pub executable: PathBuf,
-    pub log_store: Arc<dyn ObjectStore>,
+    pub logs: Arc<dyn LogStore>,
     /// The largest result a task may return, in bytes.
     pub result_limit: usize,
     pub log_flush_every: Duration,
@@ -55,18 +55,13 @@ pub struct AgentConfig {
 }
 
 impl AgentConfig {
-    pub fn new(
-        node: NodeId,
-        data_dir: PathBuf,
-        executable: PathBuf,
-        log_store: Arc<dyn ObjectStore>,
-    ) -> Self {
+    pub fn new(node: NodeId, data_dir: PathBuf, executable: PathBuf, logs: impl LogStore + 'static) -> Self {
         let pass_through = ["PATH", "HOME", "LANG", "TZ", "USER", "LOGNAME", "TMPDIR"];
         Self {
             node,
             data_dir,
             executable,
-            log_store,
+            logs: Arc::new(logs),
             result_limit: 64 * 1024,
             log_flush_every: Duration::from_millis(500),
             work_retention: Duration::from_secs(24 * 3600),
@@ -85,8 +80,6 @@ pub enum AgentError {
         "this system cannot watch processes by pidfd (Linux 5.3 or later, and no filter against pidfd_open): {0}"
     )]
     NoPidfd(io::Error),
-    #[error("the control plane refuses node {0}")]
-    Refused(NodeId),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -119,8 +112,8 @@ struct Registry {
 }
 
 impl Agent {
-    /// Takes the data folder, finds what an earlier agent has left in it, tells the control plane, and only
-    /// when that is accepted goes on with it. Returns no earlier than that.
+    /// Takes the data folder and goes on with what an earlier agent has left in it. Waits for nobody: what is left
+    /// runs on, or has ended, whether the control plane can be reached or not.
     pub async fn start(
         mut config: AgentConfig,
         control: Arc<dyn ControlPlane>,
@@ -143,13 +136,12 @@ impl Agent {
             environment: environment(&config.pass_through),
             work: RunFolders::below(config.data_dir.join("work")),
             shutdown: CancellationToken::new(),
-            _lock: lock,
+            folder_lock: Mutex::new(Some(lock)),
             config,
             control,
             clock,
             entropy,
         });
-        send_inventory(&shared, &left).await?;
         let agent =
             Self { shared, registry: Arc::default(), epochs: Mutex::new(epochs), tasks: TaskTracker::new() };
         agent.take_up(left);
@@ -160,20 +152,21 @@ impl Agent {
     /// Returns as soon as the attempt is known. What is known already is not started again.
     pub async fn assign(&self, mut assignment: Assignment) -> Result<(), AssignError> {
         let attempt = assignment.attempt;
-        if self.shared.shutdown.is_cancelled() {
-            return Err(AssignError::ShuttingDown);
-        }
         if assignment.node != self.shared.config.node {
             let here = self.shared.config.node.clone();
             return Err(AssignError::WrongNode { attempt, wanted: assignment.node, here });
         }
         let mut registry = lock(&self.registry);
+        // Before anything is refused: an attempt that runs here must never be called «not taken».
         if registry.knows(attempt) {
             return Ok(());
         }
+        if self.shared.shutdown.is_cancelled() {
+            return Err(AssignError::ShuttingDown);
+        }
         self.admit(&assignment)?;
         let before = registry.unended(assignment.ti);
-        let handle = registry.add(attempt, assignment.ti);
+        let handle = registry.add(attempt, assignment.ti, &assignment.scope);
         drop(registry);
         let files = std::mem::take(&mut assignment.files);
         let fresh = Attempt::ordered(Arc::clone(&self.shared), assignment, Arc::clone(&handle));
@@ -188,17 +181,29 @@ impl Agent {
         }
     }
 
+    /// Everything this node has: ordered, running, or ended and not yet acknowledged.
+    pub fn inventory(&self) -> Vec<Held> {
+        let registry = lock(&self.registry);
+        let held = registry.attempts.iter().map(|(attempt, handle)| Held {
+            attempt: *attempt,
+            ti: handle.ti,
+            scope: handle.scope.clone(),
+        });
+        held.collect()
+    }
+
     /// How many attempts have not ended yet.
     pub fn running(&self) -> usize {
         lock(&self.registry).attempts.values().filter(|handle| !handle.ended.is_cancelled()).count()
     }
 
     /// Stops watching. Tasks go on under their supervisors, for the next agent to take up.
-    pub async fn shutdown(self) {
+    pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
         self.tasks.close();
-        if tokio::time::timeout(SHUTDOWN_PATIENCE, self.tasks.wait()).await.is_err() {
-            tracing::warn!("the log store is slow; the next agent stores the rest of the logs");
+        match tokio::time::timeout(SHUTDOWN_PATIENCE, self.tasks.wait()).await {
+            Ok(()) => drop(lock(&self.shared.folder_lock).take()),
+            Err(_) => tracing::warn!("the log store is slow; the next agent stores the rest of the logs"),
         }
     }
 
@@ -219,7 +224,7 @@ impl Agent {
     fn take_up(&self, left: Vec<(AttemptFolder, Order)>) {
         for (folder, order) in left {
             let id = order.assignment.attempt;
-            let handle = lock(&self.registry).add(id, order.assignment.ti);
+            let handle = lock(&self.registry).add(id, order.assignment.ti, &order.assignment.scope);
             let found = Attempt::found(Arc::clone(&self.shared), folder, order, Arc::clone(&handle));
             self.spawn(id, handle, found.resume());
         }
@@ -234,11 +239,12 @@ impl Agent {
         let (registry, shared) = (Arc::clone(&self.registry), Arc::clone(&self.shared));
         self.tasks.spawn(async move {
             life.await;
-            // At a shutdown the life of an attempt goes on without us, and so does the wait of its successors.
+            // At a shutdown the life of an attempt goes on without us, and so does the wait of its successors; and
+            // whoever asks what this node holds must not hear that it is gone.
             if !shared.shutdown.is_cancelled() {
                 handle.ended.cancel();
+                lock(&registry).forget(attempt);
             }
-            lock(&registry).forget(attempt);
         });
     }
 }
@@ -263,9 +269,9 @@ impl Registry {
         self.attempts.contains_key(&attempt) || self.forgotten.contains(&attempt)
     }
 
-    fn add(&mut self, attempt: AttemptId, ti: TiKey) -> Arc<Handle> {
-        let handle =
-            || Arc::new(Handle { ti, stop: CancellationToken::new(), ended: CancellationToken::new() });
+    fn add(&mut self, attempt: AttemptId, ti: TiKey, scope: &str) -> Arc<Handle> {
+        let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
+        let handle = || Arc::new(Handle { ti, scope: scope.to_owned(), stop, ended });
         Arc::clone(self.attempts.entry(attempt).or_insert_with(handle))
     }
 
@@ -318,7 +324,7 @@ async fn lock_folder(data_dir: &Path) -> Result<File, AgentError> {
 }
 
 /// A folder without a whole order was never claimed under (or a power cut has eaten it); it is not in the
-/// inventory, so the control plane will not wait for it.
+/// inventory, so the control plane does not wait for it.
 fn find_attempts(folder: &Path) -> io::Result<Vec<(AttemptFolder, Order)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -337,16 +343,6 @@ fn find_attempts(folder: &Path) -> io::Result<Vec<(AttemptFolder, Order)>> {
     }
     found.sort_by_key(|(_, order)| order.assignment.attempt);
     Ok(found)
-}
-
-async fn send_inventory(shared: &Shared, left: &[(AttemptFolder, Order)]) -> Result<(), AgentError> {
-    let attempts: Vec<(AttemptId, TiKey)> =
-        left.iter().map(|(_, order)| (order.assignment.attempt, order.assignment.ti)).collect();
-    let report = Report { node: shared.config.node.clone(), body: ReportBody::Inventory { attempts } };
-    match submit_until_heard(&*shared.control, report, &shared.entropy, &shared.shutdown).await {
-        Some(Ack::Accepted) => Ok(()),
-        _ => Err(AgentError::Refused(shared.config.node.clone())),
-    }
 }
 
 /// Removes old run folders now and every hour.

@@ -9,11 +9,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use object_store::ObjectStore;
 use rustix::process::Signal;
 use tenure_clock::{Clock, Entropy};
 use tenure_model::{
@@ -23,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::control::{Backoff, submit_until_heard};
 use crate::folder::{AttemptFolder, Exit, Order, Started, StartedTask, Verdict};
+use crate::log_store::LogStore;
 use crate::output::{ShipError, Shipper};
 use crate::redact::Redactor;
 use crate::spawn::Supervisor;
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub work: RunFolders,
     pub shutdown: CancellationToken,
     /// Keeps other agents out of the data folder until the last attempt is let go.
-    pub _lock: File,
+    pub folder_lock: Mutex<Option<File>>,
 }
 
 impl Shared {
@@ -60,6 +60,7 @@ impl Shared {
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub ti: TiKey,
+    pub scope: String,
     pub stop: CancellationToken,
     /// Nothing of it runs any more.
     pub ended: CancellationToken,
@@ -141,12 +142,9 @@ impl Attempt {
     /// Takes up an attempt where the last agent left it.
     pub async fn resume(self) {
         let shipper = self.shipper(Shipper::resuming);
-        match self.shared.shutdown.run_until_cancelled(self.find_supervisor()).await {
-            Some(Ok(Some(supervisor))) => self.follow(supervisor, Witness::Lock, shipper).await,
-            Some(Ok(None)) => self.report_and_ship(self.conclude(Witness::Lock).await, shipper).await,
-            Some(Err(error)) => {
-                tracing::error!(attempt = %self.id(), %error, "its folder cannot be read; it is left as it is");
-            }
+        match self.shared.shutdown.run_until_cancelled(self.find_supervisor_at_last()).await {
+            Some(Some(supervisor)) => self.follow(supervisor, Witness::Lock, shipper).await,
+            Some(None) => self.report_and_ship(self.conclude(Witness::Lock).await, shipper).await,
             None => {}
         }
     }
@@ -193,6 +191,20 @@ impl Attempt {
                 )
                 .await;
             }
+        }
+    }
+
+    /// While its folder cannot be read nothing is known of the attempt, so it stays one that this node holds.
+    async fn find_supervisor_at_last(&self) -> Option<Supervisor> {
+        let mut backoff = Backoff::new(&self.shared.entropy);
+        loop {
+            match self.find_supervisor().await {
+                Ok(found) => return found,
+                Err(error) => {
+                    tracing::error!(attempt = %self.id(), %error, "its folder cannot be read; trying again");
+                }
+            }
+            backoff.pause().await;
         }
     }
 
@@ -360,11 +372,12 @@ impl Attempt {
     }
 
     fn report(&self, body: ReportBody) -> Report {
-        Report { node: self.shared.config.node.clone(), body }
+        let scope = self.order.assignment.scope.clone();
+        Report { node: self.shared.config.node.clone(), scope, body }
     }
 
-    fn shipper(&self, kind: fn(Arc<dyn ObjectStore>, &Assignment, PathBuf) -> Shipper) -> Shipper {
-        kind(Arc::clone(&self.shared.config.log_store), &self.order.assignment, self.folder.output_path())
+    fn shipper(&self, kind: fn(Arc<dyn LogStore>, &Assignment, PathBuf) -> Shipper) -> Shipper {
+        kind(Arc::clone(&self.shared.config.logs), &self.order.assignment, self.folder.output_path())
     }
 
     fn verdict(&self, outcome: Outcome) -> Verdict {

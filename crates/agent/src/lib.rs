@@ -18,6 +18,7 @@ mod control;
 mod epochs;
 mod folder;
 mod http;
+mod log_store;
 mod output;
 mod processes;
 mod redact;
@@ -31,6 +32,7 @@ use std::process::ExitCode;
 
 pub use agent::{Agent, AgentConfig, AgentError, AssignError};
 pub use control::ControlPlane;
+pub use log_store::{BoxError, LogStore};
 
 /// `<executable> __supervise <attempt folder>`: the process above one attempt.
 const SUPERVISE: &str = "__supervise";

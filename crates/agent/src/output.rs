@@ -12,10 +12,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
-use tenure_logs::{LogError, Part};
+use tenure_logs::Part;
 use tenure_model::{Assignment, AttemptId};
 
+use crate::log_store::{BoxError, LogStore};
 use crate::redact::Redactor;
 
 /// How much is read, and stored as one part, at most.
@@ -31,15 +31,15 @@ const SLOWEST: Duration = Duration::from_secs(5);
 pub(crate) enum ShipError {
     #[error("the task's output could not be read")]
     Read(#[from] io::Error),
-    #[error(transparent)]
-    Logs(#[from] LogError),
+    #[error("the log store does not say how much it has of {at}")]
+    Find { at: Path, source: BoxError },
     #[error("the log store did not take {at}")]
-    Put { at: Path, source: object_store::Error },
+    Put { at: Path, source: BoxError },
 }
 
 #[derive(Debug)]
 pub(crate) struct Shipper {
-    store: Arc<dyn ObjectStore>,
+    store: Arc<dyn LogStore>,
     prefix: Path,
     attempt: AttemptId,
     output: PathBuf,
@@ -53,12 +53,12 @@ pub(crate) struct Shipper {
 
 impl Shipper {
     /// For an attempt of which nothing is stored yet.
-    pub fn fresh(store: Arc<dyn ObjectStore>, assignment: &Assignment, output: PathBuf) -> Self {
+    pub fn fresh(store: Arc<dyn LogStore>, assignment: &Assignment, output: PathBuf) -> Self {
         Self { shipped: Some(0), ..Self::resuming(store, assignment, output) }
     }
 
     /// For an attempt of which an earlier agent may have stored something.
-    pub fn resuming(store: Arc<dyn ObjectStore>, assignment: &Assignment, output: PathBuf) -> Self {
+    pub fn resuming(store: Arc<dyn LogStore>, assignment: &Assignment, output: PathBuf) -> Self {
         Self {
             store,
             prefix: tenure_logs::prefix(
@@ -124,21 +124,24 @@ impl Shipper {
     async fn shipped(&mut self) -> Result<u64, ShipError> {
         let shipped = match self.shipped {
             Some(shipped) => shipped,
-            None => tenure_logs::stored_until(&*self.store, &self.prefix, self.attempt).await?,
+            None => {
+                let found = self.store.stored_until(&self.prefix, self.attempt).await;
+                found.map_err(|source| ShipError::Find { at: self.prefix.clone(), source })?
+            }
         };
         self.shipped = Some(shipped);
         Ok(shipped)
     }
 
     async fn store_part(&mut self, text: Vec<u8>, start: u64, end: u64) -> Result<(), ShipError> {
-        let at = Part { attempt: self.attempt, start, end }.path(&self.prefix);
-        match self.store.put(&at, text.into()).await {
-            Ok(_) => {
+        let part = Part { attempt: self.attempt, start, end };
+        match self.store.put_part(&self.prefix, part, text.into()).await {
+            Ok(()) => {
                 self.shipped = Some(end);
                 self.parts += 1;
                 Ok(())
             }
-            Err(source) => Err(ShipError::Put { at, source }),
+            Err(source) => Err(ShipError::Put { at: part.path(&self.prefix), source }),
         }
     }
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use common::{Bench, EXECUTABLE, alive, eventually, failed, unique_sleep};
 use rustix::process::{Pid, Signal};
-use tenure_model::{Assignment, AttemptId, FailReason, Outcome, ReportBody};
+use tenure_agent::Agent;
+use tenure_model::{Assignment, AttemptId, FailReason, Held, Outcome};
 
 /// An agent in another process, killed when it goes out of scope at the latest.
 struct Host(Child);
@@ -77,10 +78,7 @@ async fn a_task_outlives_its_agent_and_its_exit_code_is_told_by_the_next() {
     host.kill();
 
     let agent = bench.agent().await;
-    let Some(ReportBody::Inventory { attempts }) = bench.control.bodies().into_iter().next() else {
-        panic!("the inventory comes first");
-    };
-    let held: BTreeSet<AttemptId> = attempts.iter().map(|(id, _)| *id).collect();
+    let held: BTreeSet<AttemptId> = agent.inventory().iter().map(|held| held.attempt).collect();
     assert_eq!(held, BTreeSet::from([fails.attempt, succeeds.attempt]));
     assert_eq!(agent.running(), 2);
     agent.assign(fails.clone()).await.unwrap(); // a duplicate of what was recovered
@@ -225,6 +223,49 @@ async fn a_clean_shutdown_leaves_tasks_running_for_the_next_agent() {
 }
 
 #[tokio::test]
+async fn what_is_held_is_ordered_running_or_ended_and_not_yet_heard() {
+    let bench = Bench::new();
+    let agent = bench.agent().await;
+    let (go, held) = (bench.path("go"), |task: &Assignment| Held {
+        attempt: task.attempt,
+        ti: task.ti,
+        scope: task.scope.clone(),
+    });
+    bench.control.answer(|answers| answers.hold_claims = true);
+    let mut ordered = bench.bash("true");
+    ordered.scope = "scheduler/shard-07".into();
+    agent.assign(ordered.clone()).await.unwrap();
+    bench.control.claimed(ordered.attempt).await;
+    bench.control.answer(|answers| (answers.hold_claims, answers.hold_ends) = (false, true));
+    let runs = bench.bash(&format!("while [ ! -e {} ]; do sleep 0.02; done", go.display()));
+    agent.assign(runs.clone()).await.unwrap();
+    running(&bench, runs.attempt).await;
+    let ended = bench.bash("true");
+    agent.assign(ended.clone()).await.unwrap();
+    bench.control.end_of(ended.attempt).await;
+
+    let mut all = [&ordered, &runs, &ended].map(held);
+    all.sort_by_key(|held| held.attempt);
+    let listed = |agent: &Agent| {
+        let mut listed = agent.inventory();
+        listed.sort_by_key(|held| held.attempt);
+        listed
+    };
+    assert_eq!(listed(&agent), all);
+    agent.shutdown().await;
+    assert_eq!(listed(&agent), all, "an agent that leaves does not say that its tasks are gone");
+    assert!(agent.assign(runs.clone()).await.is_ok(), "what runs is never called «not taken»");
+    drop(agent);
+
+    bench.control.answer(|answers| answers.hold_ends = false);
+    std::fs::write(go, "").unwrap();
+    let agent = bench.agent().await;
+    eventually("all is heard", || agent.inventory().is_empty()).await;
+    let scopes = bench.control.scopes_of(ordered.attempt);
+    assert!(!scopes.is_empty() && scopes.iter().all(|scope| scope == "scheduler/shard-07"), "{scopes:?}");
+}
+
+#[tokio::test]
 async fn after_a_reboot_an_unreported_attempt_is_lost_also_without_a_trace_of_a_start() {
     let bench = Bench::new();
     let task = bench.assignment(&["true"]);
@@ -247,7 +288,7 @@ async fn a_half_written_folder_is_cleared_away_and_not_in_the_inventory() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("assignment.json"), "{\"boot_id\": \"x").unwrap();
     let agent = bench.agent().await;
-    assert_eq!(bench.control.bodies(), [ReportBody::Inventory { attempts: Vec::new() }]);
+    assert_eq!((agent.inventory(), bench.control.bodies()), (vec![], vec![]));
     assert_eq!(bench.run(&agent, task).await.outcome, Outcome::Success);
 }
 

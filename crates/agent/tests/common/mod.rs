@@ -37,12 +37,8 @@ impl Bench {
     }
 
     pub fn config(&self) -> AgentConfig {
-        let mut config = AgentConfig::new(
-            NodeId::new("n1"),
-            self.path("data"),
-            EXECUTABLE.into(),
-            Arc::new(self.log_store()),
-        );
+        let mut config =
+            AgentConfig::new(NodeId::new("n1"), self.path("data"), EXECUTABLE.into(), self.log_store());
         config.log_flush_every = Duration::from_millis(20);
         config
     }
@@ -155,6 +151,15 @@ impl Recorder {
 
     pub fn bodies(&self) -> Vec<ReportBody> {
         self.reports.lock().unwrap().iter().map(|report| report.body.clone()).collect()
+    }
+
+    pub fn scopes_of(&self, wanted: AttemptId) -> Vec<String> {
+        let reports = self.reports.lock().unwrap();
+        reports
+            .iter()
+            .filter(|report| report.body.attempt() == wanted)
+            .map(|report| report.scope.clone())
+            .collect()
     }
 
     pub fn claims_of(&self, wanted: AttemptId) -> usize {
