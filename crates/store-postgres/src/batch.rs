@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use jiff::Timestamp;
+use serde_json::Value;
 use tenure_model::{NodeId, RunKey, TaskInstance, TiKey};
 use tenure_store::{AuditEntry, StateChange, StoreError, TiChange, TryRecord};
 use tokio_postgres::Row;
@@ -56,6 +57,12 @@ pub(crate) const INSERT_TRIES: &str = "INSERT INTO tries (run, task_no, map_inde
         max_tries = excluded.max_tries, attempt = excluded.attempt, node = excluded.node,
         scheduled_at = excluded.scheduled_at, queued_at = excluded.queued_at, started_at = excluded.started_at,
         ended_at = excluded.ended_at, reason = excluded.reason";
+
+pub(crate) const PUT_RESULTS: &str = "INSERT INTO results (run, task_no, map_index, tenant, value)
+    SELECT c.run, c.task_no, c.map_index, r.tenant, c.value
+    FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[]) AS c(run, task_no, map_index, value)
+    JOIN runs r ON r.key = c.run
+    ON CONFLICT (run, task_no, map_index) DO UPDATE SET value = excluded.value";
 
 /// One row for each run. `$3` and `$4`: the authority of an owner; users have none.
 pub(crate) const INSERT_AUDIT: &str =
@@ -253,6 +260,38 @@ impl TryColumns {
             )
             .await
             .map(drop)
+    }
+}
+
+/// Values that tasks have returned.
+#[derive(Default)]
+pub(crate) struct ResultColumns {
+    keys: TiKeys,
+    values: Vec<String>,
+}
+
+impl ResultColumns {
+    /// A task instance has one value: the one it returned last.
+    pub(crate) fn of<'a>(results: impl IntoIterator<Item = &'a (TiKey, Value)>) -> Self {
+        let latest: BTreeMap<TiKey, &Value> = results.into_iter().map(|(ti, value)| (*ti, value)).collect();
+        let mut columns = Self::default();
+        for (ti, value) in latest {
+            columns.keys.push(ti);
+            columns.values.push(value.to_string());
+        }
+        columns
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    pub(crate) async fn put(&self, session: &Session) -> Result<(), StoreError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let TiKeys { runs, tasks, map_indexes } = &self.keys;
+        session.execute(PUT_RESULTS, &[runs, tasks, map_indexes, &self.values]).await.map(drop)
     }
 }
 

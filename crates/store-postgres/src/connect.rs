@@ -13,6 +13,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
 
+use crate::migrate::Found;
 use crate::session::Session;
 use crate::wakes::Wakes;
 use crate::{EpochMint, PostgresLeases, PostgresStore, migrate, pass};
@@ -55,6 +56,11 @@ pub enum ConnectError {
          start the release that made it, or a newer one"
     )]
     NewerSchema { target: String, found: i32, known: i32 },
+    #[error(
+        "a change of the number of shards at {target} has begun and was not finished: \
+         run the same command again before starting a server"
+    )]
+    Resharding { target: String },
     #[error("migrating the schema at {target} failed")]
     Migrate {
         target: String,
@@ -114,11 +120,14 @@ impl PostgresStore {
         let target = target(&config);
         let pool = pool(&config, options.pool_size.max(1));
         reach(&pool, &target).await?;
-        let shards = migrate::run(&pool, &target, options.shards).await?;
+        let Found { shards, resharding } = migrate::run(&pool, &target, options.shards).await?;
+        if resharding {
+            return Err(ConnectError::Resharding { target });
+        }
         let prepared = pass::prepare_ahead(&pool).await;
         prepared.map_err(|error| ConnectError::Connect { target: target.clone(), source: cause(error) })?;
         let leases = PostgresLeases::over(for_leases, options.epochs, entropy).await?;
-        let wakes = Wakes::start(config, entropy);
+        let wakes = Wakes::start(config, shards, entropy);
         Ok(Self { pool, leases, shards, wakes })
     }
 }
@@ -142,7 +151,7 @@ pub(crate) fn configure_leases(url: &str, application_name: &str) -> Result<Conf
     Ok(config)
 }
 
-fn configure(url: &str, application_name: &str) -> Result<Config, ConnectError> {
+pub(crate) fn configure(url: &str, application_name: &str) -> Result<Config, ConnectError> {
     let mut config = Config::from_str(url).map_err(|error| ConnectError::Url(error.into()))?;
     if config.get_ssl_mode() == SslMode::Require {
         return Err(ConnectError::Tls);

@@ -43,6 +43,18 @@ pub(crate) fn corrupt(what: impl Into<String>, source: impl Into<BoxError>) -> S
     StoreError::Corrupt { what: what.into(), source: source.into() }
 }
 
+/// A server that lives on has refused one statement: the reason lies in a row or in a lock, not in the way there.
+pub(crate) fn is_about_a_row(error: &StoreError) -> bool {
+    match error {
+        StoreError::Unavailable { source, .. } => source
+            .downcast_ref::<tokio_postgres::Error>()
+            .and_then(tokio_postgres::Error::as_db_error)
+            .is_some_and(|refusal| matches!(refusal.parsed_severity(), Some(Severity::Error))),
+        StoreError::Conflict(_) | StoreError::Corrupt { .. } | StoreError::NotFound(_) => true,
+        StoreError::Unknown { .. } | StoreError::Fenced { .. } => false,
+    }
+}
+
 /// The session is in doubt: it is not lent to anybody again.
 pub(crate) fn spoils_session(error: &StoreError) -> bool {
     match error {

@@ -4,24 +4,20 @@
 mod dags;
 mod edits;
 mod fleet;
+mod reports;
 mod runs;
+mod tokens;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{DagId, NewRun, PoolName, RunId, RunState, ShardId};
+use tenure_model::{Ack, DagId, NewRun, PoolName, Report, RunId, RunState};
 use tenure_store::{
-    Attention, AuditEntry, ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore,
-    MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
+    ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
+    NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
 };
 
-use crate::session::Session;
-use crate::{PostgresStore, batch, rows, wakes};
-
-const LEAVE_ATTENTION: &str =
-    "INSERT INTO attention (shard, what) SELECT * FROM unnest($1::integer[], $2::text[])";
-const NOTIFY: &str = "SELECT pg_notify($1, $2)";
-const LEAVE_TRAIL: &str = "INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
-    VALUES ($1, $2, $3, $4, $5, $6)";
+use crate::PostgresStore;
+use crate::deed::Deed;
 
 #[async_trait]
 impl IntentStore for PostgresStore {
@@ -108,57 +104,13 @@ impl IntentStore for PostgresStore {
         let outcome = fleet::register_node(&deed, node, at).await;
         self.done(deed, outcome).await
     }
-}
 
-impl PostgresStore {
-    async fn deed(&self, doing: &'static str) -> Result<Deed<'_>, StoreError> {
-        Ok(Deed { session: Session::begin(&self.pool, doing).await?, store: self })
+    async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError> {
+        reports::record(self, reports, at).await
     }
 
-    async fn done<T>(&self, deed: Deed<'_>, outcome: Result<T, StoreError>) -> Result<T, StoreError> {
-        let value = deed.session.finish(outcome).await?;
-        self.wakes.wake();
-        Ok(value)
-    }
-}
-
-/// One intent on its way into the database.
-struct Deed<'a> {
-    session: Session,
-    store: &'a PostgresStore,
-}
-
-impl Deed<'_> {
-    /// Leaves rows for the owners, and wakes those in other processes once this is committed.
-    async fn attention(&self, items: &[(ShardId, Attention)]) -> Result<(), StoreError> {
-        if items.is_empty() {
-            return Ok(());
-        }
-        let shards: Vec<i32> = items.iter().map(|(shard, _)| i32::from(shard.0)).collect();
-        let text = |what: &Attention| serde_json::to_string(what).expect("attention is plain data");
-        let what: Vec<String> = items.iter().map(|(_, what)| text(what)).collect();
-        self.session.execute(LEAVE_ATTENTION, &[&shards, &what]).await?;
-        self.session.execute(NOTIFY, &[&wakes::CHANNEL, &self.store.wakes.origin()]).await?;
-        Ok(())
-    }
-
-    async fn attention_of_every_shard(&self, what: &Attention) -> Result<(), StoreError> {
-        let items: Vec<_> = (0..self.store.shards).map(|shard| (ShardId(shard), what.clone())).collect();
-        self.attention(&items).await
-    }
-
-    async fn trail(
-        &self,
-        trigger: &Trigger,
-        dag: Option<&DagId>,
-        run: Option<&RunId>,
-        entry: AuditEntry,
-    ) -> Result<(), StoreError> {
-        let (tenant, actor) = (trigger.tenant.as_str(), rows::storable(&trigger.actor));
-        let (dag, run) = (dag.map(DagId::as_str), run.map(RunId::as_str));
-        let entries = batch::entries_text(&[entry]);
-        self.session.execute(LEAVE_TRAIL, &[&trigger.at, &tenant, &dag, &run, &actor, &entries]).await?;
-        Ok(())
+    async fn admin_token(&self, offered: Option<&str>) -> Result<Option<String>, StoreError> {
+        tokens::admin_token(&self.pool, offered).await
     }
 }
 

@@ -7,16 +7,22 @@
 //! It does not promise TLS yet, and needs Postgres 14 or newer.
 
 mod batch;
+mod chores;
 mod connect;
+mod deed;
 mod errors;
+mod fence;
 mod intent;
 mod leases;
 mod listen;
 mod migrate;
 mod pass;
+mod presence;
 mod reads;
+mod reshard;
 mod rows;
 mod session;
+mod shares;
 mod views;
 mod wakes;
 
@@ -24,6 +30,7 @@ use std::fmt;
 
 pub use connect::{ConnectError, PostgresOptions};
 pub use leases::{EpochMint, PostgresLeaseOptions, PostgresLeases};
+pub use reshard::{ReshardError, Resharded, reshard};
 
 /// A state database on Postgres. It finds its way back by itself after the server was away.
 pub struct PostgresStore {

@@ -1,5 +1,7 @@
 //! Brings the schema up to date, once, whoever comes first.
 
+use std::collections::BTreeMap;
+
 use deadpool_postgres::Pool;
 use tenure_store::StoreError;
 
@@ -8,8 +10,11 @@ use crate::errors;
 use crate::session::Session;
 
 /// In order; a migration that was released never changes.
-const MIGRATIONS: [(&str, &str); 2] =
-    [("start", include_str!("../migrations/0001_start.sql")), ("lease_history", LEASES)];
+const MIGRATIONS: [(&str, &str); 3] = [
+    ("start", include_str!("../migrations/0001_start.sql")),
+    ("lease_history", LEASES),
+    ("cluster", include_str!("../migrations/0003_cluster.sql")),
+];
 
 /// What leases need, also in a database that is not Tenure's. The next change to their tables is a migration of
 /// its own that is run there too.
@@ -25,8 +30,15 @@ const VERSIONED: &str = "CREATE TABLE IF NOT EXISTS schema_version (
         applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
     )";
 
+/// What a server finds when it starts.
+pub(crate) struct Found {
+    pub(crate) shards: u16,
+    /// A change of their number has begun and is not finished.
+    pub(crate) resharding: bool,
+}
+
 /// All that is missing in one transaction, then the number of shards the database has.
-pub(crate) async fn run(pool: &Pool, target: &str, shards: u16) -> Result<u16, ConnectError> {
+pub(crate) async fn run(pool: &Pool, target: &str, shards: u16) -> Result<Found, ConnectError> {
     let failed =
         |error: StoreError| ConnectError::Migrate { target: target.to_owned(), source: error.into() };
     let session = Session::begin(pool, "migrating the schema").await.map_err(failed)?;
@@ -51,7 +63,7 @@ async fn version(session: &Session) -> Result<i32, StoreError> {
     Ok(row.expect("an aggregate has one row").get(0))
 }
 
-async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, StoreError> {
+async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<Found, StoreError> {
     for (version, (name, sql)) in (1..).zip(MIGRATIONS).skip(found.max(0) as usize) {
         session.batch(&beside_leases(sql)).await?;
         session
@@ -61,9 +73,12 @@ async fn upgrade(session: &Session, found: i32, shards: u16) -> Result<u16, Stor
     }
     let wanted = shards.max(1).to_string();
     session.execute("INSERT INTO meta VALUES ('shards', $1) ON CONFLICT DO NOTHING", &[&wanted]).await?;
-    let row = session.row("SELECT value FROM meta WHERE name = 'shards'", &[]).await?;
-    let stored: String = row.expect("it was inserted just now").get(0);
-    stored.parse().map_err(|error: std::num::ParseIntError| errors::corrupt("the number of shards", error))
+    let stored =
+        session.rows("SELECT name, value FROM meta WHERE name IN ('shards', 'resharding')", &[]).await?;
+    let stored: BTreeMap<&str, &str> = stored.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let shards = stored["shards"].parse();
+    let unreadable = |error: std::num::ParseIntError| errors::corrupt("the number of shards", error);
+    Ok(Found { shards: shards.map_err(unreadable)?, resharding: stored.contains_key("resharding") })
 }
 
 /// Someone may have kept leases in this database before it became Tenure's: their tables stay, with every

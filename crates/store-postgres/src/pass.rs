@@ -6,38 +6,27 @@
 //! that run. That is simpler than a savepoint for each run and costs nothing while there is no conflict,
 //! which is nearly always. Each round leaves out at least one run, so the rounds end.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use deadpool_postgres::Pool;
 use futures::try_join;
 use jiff::Timestamp;
-use serde_json::Value;
-use tenure_lease::{Epoch, EpochGuard};
-use tenure_model::{NewRun, RunKey, RunState, ShardId, TiKey};
+use tenure_lease::EpochGuard;
+use tenure_model::{NewRun, RunKey, RunState, ShardId};
 use tenure_store::{
     AuditEntry, Committed, NewRunOutcome, Pass, RunChange, RunHeader, ScheduleChange, StoreError,
     request_fingerprint,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use uuid::Uuid;
 
 use crate::PostgresStore;
-use crate::batch::{self, AuditColumns, Author, RunColumns, TiColumns, TiKeys, TryColumns};
+use crate::batch::{self, AuditColumns, Author, ResultColumns, RunColumns, TiColumns, TryColumns};
+use crate::fence::FENCE;
 use crate::rows::{self, Cells};
 use crate::session::{READ_WRITE, Session};
 
 const DOING: &str = "committing a pass";
-
-/// Share mode: a takeover waits for this transaction, and this one for a takeover that came first. A plain
-/// read, or FOR KEY SHARE, would let a stale write commit after the epoch has moved.
-pub(crate) const FENCE: &str = "SELECT epoch, term FROM fences WHERE scope = $1 FOR SHARE";
-
-const PUT_RESULTS: &str = "INSERT INTO results (run, task_no, map_index, tenant, value)
-    SELECT c.run, c.task_no, c.map_index, r.tenant, c.value
-    FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[]) AS c(run, task_no, map_index, value)
-    JOIN runs r ON r.key = c.run
-    ON CONFLICT (run, task_no, map_index) DO UPDATE SET value = excluded.value";
 
 const ADVANCE_SCHEDULES: &str = "UPDATE dags d SET last_tick = c.last_tick, next_tick = c.next_tick
     FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[])
@@ -98,7 +87,7 @@ impl PostgresStore {
         loop {
             let round = Round::of(pass, &conflicts, guard, shard);
             let session = Session::borrow(&self.pool, DOING).await?;
-            let outcome = round.write(&session).await;
+            let outcome = round.write(self, &session).await;
             match outcome {
                 Ok(Written::Whole(created)) => {
                     let in_order = pass.runs.iter().map(|change| change.run);
@@ -113,13 +102,6 @@ impl PostgresStore {
             }
         }
     }
-
-    fn guarded_shard(&self, guard: &EpochGuard<'_>) -> Result<ShardId, StoreError> {
-        let scope = guard.scope().as_str();
-        (0..self.shards).map(ShardId).find(|shard| shard.scope() == scope).ok_or_else(|| {
-            StoreError::Conflict(format!("{scope} is no shard of this database, which has {}", self.shards))
-        })
-    }
 }
 
 /// A standby that takes a shard over should not have to wait for its first plans.
@@ -130,7 +112,7 @@ pub(crate) async fn prepare_ahead(pool: &Pool) -> Result<(), StoreError> {
         batch::UPDATE_RUNS,
         batch::UPDATE_TIS,
         batch::INSERT_TRIES,
-        PUT_RESULTS,
+        batch::PUT_RESULTS,
         batch::INSERT_AUDIT,
         ADVANCE_SCHEDULES,
         ATTENDED,
@@ -176,11 +158,11 @@ impl<'a> Round<'a> {
         rows.sort_by_key(|change| change.ti);
         rows.into_iter().for_each(|change| tis.push(change));
         let tries = TryColumns::of(changes.iter().flat_map(|change| &change.past_tries));
-        let results = ResultColumns::of(&changes);
+        let results = ResultColumns::of(changes.iter().flat_map(|change| &change.results));
         Self { pass, guard, shard: i32::from(shard.0), changes, runs, tis, tries, results, audit }
     }
 
-    async fn write(&self, session: &Session) -> Result<Written, StoreError> {
+    async fn write(&self, store: &PostgresStore, session: &Session) -> Result<Written, StoreError> {
         session.prepare(&self.statements()).await?;
         let (author, scope) = (self.author(), self.guard.scope().as_str());
         let fence: [&(dyn ToSql + Sync); 1] = [&scope];
@@ -197,7 +179,7 @@ impl<'a> Round<'a> {
             attend(session, &self.pass.attended),
             create_runs(session, &self.pass.new_runs, &author),
         )?;
-        check_fence(&fence, self.guard)?;
+        store.check_fence(&fence, self.guard)?;
         let conflicts = self.conflicts(&runs, &tis)?;
         if !conflicts.is_empty() {
             self.check_shard(session, &conflicts).await?;
@@ -213,7 +195,7 @@ impl<'a> Round<'a> {
             (batch::UPDATE_RUNS, !self.runs.is_empty()),
             (batch::UPDATE_TIS, !self.tis.is_empty()),
             (batch::INSERT_TRIES, !self.tries.is_empty()),
-            (PUT_RESULTS, !self.results.keys.is_empty()),
+            (batch::PUT_RESULTS, !self.results.is_empty()),
             (batch::INSERT_AUDIT, !self.audit.is_empty()),
             (ADVANCE_SCHEDULES, !self.pass.schedules.is_empty()),
             (ATTENDED, !self.pass.attended.is_empty()),
@@ -292,44 +274,6 @@ impl CreatedRow {
         let (position, shard) = (cells.take::<i64>()? as usize - 1, ShardId(cells.number()?));
         let header = if cells.take()? { Some(rows::run_header(&mut cells)?) } else { None };
         Ok(Self { position, shard, header })
-    }
-}
-
-fn check_fence(rows: &[Row], guard: &EpochGuard<'_>) -> Result<(), StoreError> {
-    let ours = guard.epoch();
-    let Some(row) = rows.first() else { return Err(StoreError::Fenced { ours, current: None }) };
-    let mut cells = Cells::of(row);
-    let (current, term) = (Epoch(cells.big_number()?), cells.take::<Uuid>()?);
-    if current == ours && term == guard.term().0 {
-        return Ok(());
-    }
-    Err(StoreError::Fenced { ours, current: Some(current) })
-}
-
-#[derive(Default)]
-struct ResultColumns {
-    keys: TiKeys,
-    values: Vec<String>,
-}
-
-impl ResultColumns {
-    fn of(changes: &[&RunChange]) -> Self {
-        let latest: BTreeMap<TiKey, &Value> =
-            changes.iter().flat_map(|change| &change.results).map(|(ti, value)| (*ti, value)).collect();
-        let mut columns = Self::default();
-        for (ti, value) in latest {
-            columns.keys.push(ti);
-            columns.values.push(value.to_string());
-        }
-        columns
-    }
-
-    async fn put(&self, session: &Session) -> Result<(), StoreError> {
-        if self.keys.is_empty() {
-            return Ok(());
-        }
-        let TiKeys { runs, tasks, map_indexes } = &self.keys;
-        session.execute(PUT_RESULTS, &[runs, tasks, map_indexes, &self.values]).await.map(drop)
     }
 }
 

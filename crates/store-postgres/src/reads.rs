@@ -1,24 +1,25 @@
 //! What the owner of a shard reads, and its one write, as the trait wants it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::try_join;
 use jiff::Timestamp;
 use serde_json::Value;
-use tenure_lease::EpochGuard;
-use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
+use tenure_lease::{EpochGuard, with_causes};
+use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
 use tenure_store::{
-    AttentionItem, CachedTi, Committed, DagSchedule, DagVersion, NodeRecord, Pass, PastRun, PoolRecord,
-    RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, StoreError,
+    Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, LoadedRuns, NodeRecord,
+    Pass, PastRun, PoolRecord, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use crate::PostgresStore;
 use crate::rows::{self, Cells};
 use crate::session::{CLOSE, SNAPSHOT, Session};
+use crate::{PostgresStore, presence, shares};
 
 pub(crate) const SHARD_DAGS: &str =
     concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.shard = $1 ORDER BY d.tenant, d.dag_id");
@@ -41,6 +42,12 @@ pub(crate) const RUN_TIS: &str = concat!(
     rows::ti_columns!(),
     " FROM task_instances t WHERE t.run = ANY($1) ORDER BY t.run, t.task_no, t.map_index"
 );
+/// Finished and untouched task instances are named, so that a state nobody knows yet counts as active.
+pub(crate) const ORPHANS: &str = "SELECT r.key FROM runs r
+    WHERE r.shard = $1 AND r.state = 'running' AND r.updated_at < $2 AND NOT EXISTS (
+        SELECT FROM task_instances t WHERE t.run = r.key
+            AND t.state NOT IN ('none', 'success', 'failed', 'skipped', 'upstream_failed', 'removed'))
+    ORDER BY r.updated_at, r.key LIMIT $3";
 const DAG: &str =
     concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.tenant = $1 AND d.dag_id = $2");
 const SPEC: &str =
@@ -69,16 +76,46 @@ impl SchedulingStore for PostgresStore {
     async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
         let (shard, limit) = (i32::from(shard.0), i64::from(limit));
         let rows = Session::once(&self.pool, "reading attention", ATTENTION, &[&shard, &limit]).await?;
-        rows::all(&rows, |cells| {
-            Ok(AttentionItem { seq: cells.take()?, what: cells.json("an attention row")? })
-        })
+        let item = |cells: &mut Cells<'_>| {
+            let seq = cells.take()?;
+            // What this release does not know must not keep it from the rest, and has to go some day: the owner
+            // looks at its limits, which costs little, and attends to the row.
+            let unknown = |error: &StoreError| tracing::warn!("attention {seq}: {}", with_causes(error));
+            let what = cells.json("what it says").inspect_err(unknown).unwrap_or(Attention::Limits);
+            Ok(AttentionItem { seq, what })
+        };
+        rows::all(&rows, item)
     }
 
-    async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
+    async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
         let session = Session::borrow(&self.pool, "loading runs").await?;
         let runs = load_runs(&session, runs).await?;
         session.give_back();
         Ok(runs)
+    }
+
+    async fn orphans(
+        &self,
+        shard: ShardId,
+        untouched_since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<RunKey>, StoreError> {
+        let (shard, limit) = (i32::from(shard.0), i64::from(limit));
+        let params: [&(dyn ToSql + Sync); 3] = [&shard, &untouched_since, &limit];
+        let rows = Session::once(&self.pool, "looking for orphans", ORPHANS, &params).await?;
+        rows::all(&rows, |cells| cells.take().map(RunKey))
+    }
+
+    async fn trade_shares(&self, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<Vec<Share>, StoreError> {
+        shares::trade(self, guard, bids).await
+    }
+
+    async fn record_presence(&self, replica: &str, nodes: &[NodeId]) -> Result<(), StoreError> {
+        presence::record(&self.pool, replica, nodes).await
+    }
+
+    async fn present(&self, nodes: &[NodeId], within: Duration) -> Result<Vec<NodeId>, StoreError> {
+        presence::present(&self.pool, nodes, within).await
     }
 
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError> {
@@ -130,35 +167,42 @@ impl SchedulingStore for PostgresStore {
         self.write_pass(guard, pass).await
     }
 
-    fn wakes(&self) -> watch::Receiver<u64> {
-        self.wakes.subscribe()
+    fn wakes(&self, shard: ShardId) -> watch::Receiver<u64> {
+        self.wakes.subscribe(shard)
     }
 }
 
 async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, StoreError> {
-    session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS, rows::POOLS, rows::NODES]).await?;
+    session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS, rows::POOLS, rows::NODES, shares::OF_SHARD]).await?;
     let of_shard: [&(dyn ToSql + Sync); 1] = [&shard];
-    let (_, dags, runs, tis, pools, nodes, _) = try_join!(
+    let (_, dags, runs, tis, pools, nodes, held, _) = try_join!(
         session.batch(SNAPSHOT),
         session.rows(SHARD_DAGS, &of_shard),
         session.rows(SHARD_RUNS, &of_shard),
         session.rows(SHARD_TIS, &of_shard),
         session.rows(rows::POOLS, &[]),
         session.rows(rows::NODES, &[]),
+        session.rows(shares::OF_SHARD, &of_shard),
         session.batch(CLOSE),
     )?;
+    let (runs, mut unreadable) = rows::readable_of_runs(&runs, rows::run_header)?;
     let (running, queued): (Vec<RunHeader>, Vec<RunHeader>) =
-        rows::all(&runs, rows::run_header)?.into_iter().partition(|run| run.state == RunState::Running);
+        runs.into_iter().partition(|run| run.state == RunState::Running);
+    let running = with_tis(running, &tis, &mut unreadable)?;
+    let pools = rows::readable(&pools, "a pool", rows::pool);
+    let nodes = rows::readable(&nodes, "a node", rows::node);
     Ok(ShardSnapshot {
-        dags: rows::all(&dags, rows::dag_schedule)?,
-        running: with_tis(running, &tis)?,
+        dags: rows::readable(&dags, "a dag", rows::dag_schedule),
+        running,
         queued,
-        pools: rows::all(&pools, rows::pool)?,
-        nodes: rows::all(&nodes, rows::node)?,
+        unreadable: unreadable.into_iter().collect(),
+        shares: shares::of_shard(&held, ShardId(shard as u16), &pools, &nodes),
+        pools,
+        nodes,
     })
 }
 
-async fn load_runs(session: &Session, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
+async fn load_runs(session: &Session, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
     session.prepare(&[RUNS, RUN_TIS]).await?;
     let keys: Vec<i64> = runs.iter().map(|run| run.0).collect();
     let keys: [&(dyn ToSql + Sync); 1] = [&keys];
@@ -168,17 +212,29 @@ async fn load_runs(session: &Session, runs: &[RunKey]) -> Result<Vec<RunSnapshot
         session.rows(RUN_TIS, &keys),
         session.batch(CLOSE),
     )?;
-    with_tis(rows::all(&runs, rows::run_header)?, &tis)
+    let (runs, mut unreadable) = rows::readable_of_runs(&runs, rows::run_header)?;
+    let runs = with_tis(runs, &tis, &mut unreadable)?;
+    Ok(LoadedRuns { runs, unreadable: unreadable.into_iter().collect() })
 }
 
-fn with_tis(runs: Vec<RunHeader>, tis: &[Row]) -> Result<Vec<RunSnapshot>, StoreError> {
+/// A run with a row that makes no sense is not planned by halves: it goes to the unreadable ones.
+fn with_tis(
+    runs: Vec<RunHeader>,
+    tis: &[Row],
+    unreadable: &mut BTreeMap<RunKey, String>,
+) -> Result<Vec<RunSnapshot>, StoreError> {
+    let (tis, bad) = rows::readable_of_runs(tis, rows::ti)?;
+    for (run, why) in bad {
+        unreadable.entry(run).or_insert(why);
+    }
     let mut of_run: HashMap<RunKey, Vec<CachedTi>> = HashMap::new();
-    for ti in rows::all(tis, rows::ti)? {
+    for ti in tis {
         of_run.entry(ti.run).or_default().push(ti.cached);
     }
     let with =
         |header: RunHeader| RunSnapshot { tis: of_run.remove(&header.key).unwrap_or_default(), header };
-    Ok(runs.into_iter().map(with).collect())
+    let readable = runs.into_iter().filter(|header| !unreadable.contains_key(&header.key));
+    Ok(readable.map(with).collect())
 }
 
 async fn past_run(

@@ -1,10 +1,12 @@
 //! Rows as the domain's types. A column list and the function that reads it stand side by side.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::de::DeserializeOwned;
+use tenure_lease::with_causes;
 use tenure_model::timetable::ScheduleProgress;
 use tenure_model::{
     AttemptId, DagId, DagSpec, DataInterval, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskId,
@@ -75,6 +77,35 @@ pub(crate) fn all<T>(
     read: impl Fn(&mut Cells<'_>) -> Result<T, StoreError>,
 ) -> Result<Vec<T>, StoreError> {
     rows.iter().map(|row| read(&mut Cells::of(row))).collect()
+}
+
+/// What can be read; the rest is said and left out. For rows that belong to no run.
+pub(crate) fn readable<T>(
+    rows: &[Row],
+    what: &str,
+    read: impl Fn(&mut Cells<'_>) -> Result<T, StoreError>,
+) -> Vec<T> {
+    let each = rows.iter().map(|row| read(&mut Cells::of(row)));
+    let said = |error: &StoreError| tracing::error!("{what} is left out: {}", with_causes(error));
+    each.filter_map(|read| read.inspect_err(said).ok()).collect()
+}
+
+/// What can be read, and the runs to which the rest belongs. Every row begins with the key of its run.
+pub(crate) fn readable_of_runs<T>(
+    rows: &[Row],
+    read: impl Fn(&mut Cells<'_>) -> Result<T, StoreError>,
+) -> Result<(Vec<T>, BTreeMap<RunKey, String>), StoreError> {
+    let (mut good, mut bad) = (vec![], BTreeMap::new());
+    for row in rows {
+        match read(&mut Cells::of(row)) {
+            Ok(value) => good.push(value),
+            Err(error) => {
+                let run = RunKey(Cells::of(row).take()?);
+                bad.entry(run).or_insert_with(|| with_causes(&error));
+            }
+        }
+    }
+    Ok((good, bad))
 }
 
 macro_rules! run_columns {

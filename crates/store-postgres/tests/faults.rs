@@ -91,7 +91,8 @@ async fn an_immediate_restart_is_survived_by_the_same_store() {
         let honest = matches!(failure, StoreError::Unavailable { .. } | StoreError::Unknown { .. });
         assert!(honest, "{failure:?}");
     }
-    let kept = wait_for("a read", SOON, || async { ours.load_runs(&[run.key]).await.ok() }).await.remove(0);
+    let kept =
+        wait_for("a read", SOON, || async { ours.load_runs(&[run.key]).await.ok() }).await.runs.remove(0);
     assert_eq!(kept.tis[0].ti.state, TaskState::Scheduled, "acknowledged and kept");
     let next = pass(vec![change(&kept, TaskState::Scheduled, TaskState::Skipped)]);
     let guard = tenure.guard().expect("the lease outlived the restart");

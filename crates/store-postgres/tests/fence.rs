@@ -97,7 +97,7 @@ async fn a_write_waits_for_the_takeover_that_came_first_and_is_refused() {
             let (ours, tenure, stale) = (Arc::clone(&ours), tenure.clone(), stale.clone());
             async move { ours.commit_pass(&tenure.guard().expect("leads"), &stale).await }
         });
-        parked(&client(&database.url).await, "SELECT epoch, term FROM fences").await;
+        parked(&client(&database.url).await, "SELECT f.epoch, f.term").await;
         bump.commit().await.unwrap();
         let refused = writing.await.unwrap().expect_err("the epoch has moved");
         match level {

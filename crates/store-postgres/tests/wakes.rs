@@ -3,6 +3,7 @@
 mod common;
 
 use common::{SOON, register, store, trigger};
+use tenure_model::ShardId;
 use tenure_store::SchedulingStore;
 use tenure_testkit::{Postgres, Settings, wait_for};
 use tokio::sync::watch;
@@ -29,7 +30,7 @@ async fn another_process_is_woken() {
     let database = Postgres::shared().database().await;
     let (ours, theirs) = (store(&database.url, 2).await, store(&database.url, 2).await);
     register(&ours, "etl", 1).await;
-    wakes_across(&ours, &mut theirs.wakes(), "run").await;
+    wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "run").await;
 }
 
 #[tokio::test]
@@ -37,10 +38,10 @@ async fn a_listener_finds_its_way_back_after_a_restart() {
     let server = Postgres::own(Settings::default());
     let (ours, theirs) = (store(&server.url(), 2).await, store(&server.url(), 2).await);
     register(&ours, "etl", 1).await;
-    wakes_across(&ours, &mut theirs.wakes(), "before").await;
+    wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "before").await;
     server.restart_immediately();
     wait_for("the server", SOON, || async { ours.pools().await.ok() }).await;
-    wakes_across(&ours, &mut theirs.wakes(), "after").await;
+    wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "after").await;
 }
 
 #[tokio::test]
@@ -49,10 +50,10 @@ async fn a_process_is_not_woken_twice_by_its_own_intent() {
     let (ours, theirs) = (store(&database.url, 2).await, store(&database.url, 2).await);
     register(&ours, "etl", 1).await;
     // Both directions work, so both listen.
-    wakes_across(&ours, &mut theirs.wakes(), "there").await;
-    wakes_across(&theirs, &mut ours.wakes(), "back").await;
+    wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "there").await;
+    wakes_across(&theirs, &mut ours.wakes(ShardId(0)), "back").await;
     tokio::time::sleep(SOON / 100).await;
-    let (our_wakes, their_wakes) = (ours.wakes(), theirs.wakes());
+    let (our_wakes, their_wakes) = (ours.wakes(ShardId(0)), theirs.wakes(ShardId(0)));
     let (our_start, their_start) = (*our_wakes.borrow(), *their_wakes.borrow());
     for number in 0..10 {
         trigger(&ours, "etl", &format!("mine-{number}")).await;

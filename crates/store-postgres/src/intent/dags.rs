@@ -15,8 +15,8 @@ const MAKE: &str =
     "INSERT INTO dags (tenant, dag_id, shard, version, paused, owner, tags, registered_at, updated_at)
     VALUES ($1, $2, $3, 0, $4, '', '{}', $5, $5) ON CONFLICT DO NOTHING";
 /// Keeps other registrations out; runs may be created meanwhile, from the version before.
-const LOCK: &str = "SELECT version, registered_at, last_tick FROM dags WHERE tenant = $1 AND dag_id = $2
-    FOR NO KEY UPDATE";
+const LOCK: &str = "SELECT version, registered_at, last_tick, (SELECT value FROM meta WHERE name = 'shards')
+    FROM dags WHERE tenant = $1 AND dag_id = $2 FOR NO KEY UPDATE OF dags";
 const VERSION: &str = concat!(
     "SELECT ",
     rows::version_columns!(),
@@ -60,6 +60,7 @@ pub(super) async fn register(deed: &Deed<'_>, asked: &DagRegistration) -> Result
     let mut cells = Cells::of(&row);
     let before: i32 = cells.take()?;
     let progress = ScheduleProgress { anchor: Some(cells.take()?), last_tick: cells.take()? };
+    deed.store.check_shards(cells.take()?)?;
     let new_dag = made == 1;
 
     let (canonical, hash) = (spec.canonical_json(), spec.hash());

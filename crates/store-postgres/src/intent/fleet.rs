@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 use tenure_model::PoolName;
-use tenure_store::{Attention, AuditEntry, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger};
+use tenure_store::{
+    Attention, AuditEntry, Common, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger,
+};
+use tokio_postgres::types::ToSql;
 
 use super::Deed;
 use crate::batch;
@@ -11,6 +14,11 @@ use crate::rows::{self, Cells};
 const PUT_POOL: &str = "INSERT INTO pools (tenant, name, slots, description) VALUES ($1, $2, $3, $4)
     ON CONFLICT (tenant, name) DO UPDATE SET slots = excluded.slots, description = excluded.description";
 const DELETE_POOL: &str = "DELETE FROM pools WHERE tenant = $1 AND name = $2";
+const FORGET_SHARES: &str = "DELETE FROM shares WHERE what = $1";
+/// Nothing that anybody decides by has changed.
+const SEEN_AGAIN: &str = "UPDATE nodes SET version = $4, registered_at = $5
+    WHERE node = $1 AND capacity = $2 AND labels = $3
+    RETURNING node, capacity, labels, version, registered_at, draining";
 /// A node that comes back keeps what operators have decided about it.
 const PUT_NODE: &str = "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining)
     VALUES ($1, $2, $3, $4, $5, false)
@@ -50,6 +58,7 @@ pub(super) async fn delete_pool(
     if deed.session.execute(DELETE_POOL, &[&tenant, &name]).await? == 0 {
         return Err(StoreError::NotFound(format!("there is no pool {pool}")));
     }
+    deed.session.execute(FORGET_SHARES, &[&Common::Pool(pool.clone()).key()]).await?;
     let from = pool.to_string();
     deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("pool_deleted") }).await?;
     deed.attention_of_every_shard(&Attention::Limits).await
@@ -63,7 +72,11 @@ pub(super) async fn register_node(
     let capacity = serde_json::to_string(&node.capacity).expect("a capacity is plain data");
     let labels = serde_json::to_string(&node.labels).expect("labels are plain data");
     let (name, version) = (node.node.as_str(), rows::storable(&node.version));
-    let row = deed.session.row(PUT_NODE, &[&name, &capacity, &labels, &version, &at]).await?;
+    let params: [&(dyn ToSql + Sync); 5] = [&name, &capacity, &labels, &version, &at];
+    if let Some(row) = deed.session.row(SEEN_AGAIN, &params).await? {
+        return rows::node(&mut Cells::of(&row));
+    }
+    let row = deed.session.row(PUT_NODE, &params).await?;
     let record = rows::node(&mut Cells::of(&row.expect("an upsert returns its row")))?;
     deed.attention_of_every_shard(&Attention::Limits).await?;
     Ok(record)

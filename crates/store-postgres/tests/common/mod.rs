@@ -27,7 +27,11 @@ pub const SOON: Duration = Duration::from_secs(20);
 pub const LONG: Duration = Duration::from_secs(600);
 
 pub async fn store(url: &str, pool_size: usize) -> Arc<PostgresStore> {
-    let options = PostgresOptions { shards: 1, pool_size, ..PostgresOptions::default() };
+    sharded(url, 1, pool_size).await
+}
+
+pub async fn sharded(url: &str, shards: u16, pool_size: usize) -> Arc<PostgresStore> {
+    let options = PostgresOptions { shards, pool_size, ..PostgresOptions::default() };
     Arc::new(PostgresStore::connect(url, options, &Entropy::from_os()).await.expect("connected"))
 }
 
@@ -107,6 +111,10 @@ impl Standing {
 }
 
 pub async fn owner(store: &Arc<PostgresStore>) -> (Standing, Tenure) {
+    leader(store, scope()).await
+}
+
+pub async fn leader(store: &Arc<PostgresStore>, scope: Scope) -> (Standing, Tenure) {
     let parts = ElectorParts {
         leases: Arc::clone(store) as _,
         fences: Arc::clone(store) as _,
@@ -117,7 +125,7 @@ pub async fn owner(store: &Arc<PostgresStore>) -> (Standing, Tenure) {
     let elector = Elector::start(parts, ElectorConfig::new(holder("owner"), LONG)).expect("slack");
     let campaign = Campaign {
         component: "tests".into(),
-        scopes: vec![scope()],
+        scopes: vec![scope],
         note: String::new(),
         sole_instance: false,
     };
@@ -162,7 +170,7 @@ pub async fn trigger(store: &PostgresStore, dag: &str, run_id: &str) -> RunHeade
 }
 
 pub async fn load(store: &PostgresStore, run: RunKey) -> RunSnapshot {
-    store.load_runs(&[run]).await.expect("loaded").pop().expect("the run exists")
+    store.load_runs(&[run]).await.expect("loaded").runs.pop().expect("the run exists")
 }
 
 /// Starts the run and moves every task that is `from` to `to`.

@@ -1,0 +1,84 @@
+//! A transaction that may leave attention behind, and what follows it: whoever owns the shards it named is woken.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use futures::try_join;
+use tenure_model::{DagId, RunId, ShardId};
+use tenure_store::{Attention, AuditEntry, StoreError, Trigger};
+use tokio_postgres::types::ToSql;
+
+use crate::session::Session;
+use crate::{PostgresStore, batch, rows, wakes};
+
+pub(crate) const LEAVE_ATTENTION: &str =
+    "INSERT INTO attention (shard, what) SELECT * FROM unnest($1::integer[], $2::text[])";
+pub(crate) const NOTIFY: &str = "SELECT pg_notify($1, $2)";
+const LEAVE_TRAIL: &str = "INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
+    VALUES ($1, $2, $3, $4, $5, $6)";
+
+pub(crate) struct Deed<'a> {
+    pub(crate) session: Session,
+    pub(crate) store: &'a PostgresStore,
+    /// Shards that were left something.
+    named: Mutex<BTreeSet<ShardId>>,
+}
+
+impl PostgresStore {
+    pub(crate) async fn deed(&self, doing: &'static str) -> Result<Deed<'_>, StoreError> {
+        Ok(self.deed_on(Session::begin(&self.pool, doing).await?))
+    }
+
+    /// On a connection on which the caller begins by itself.
+    pub(crate) fn deed_on(&self, session: Session) -> Deed<'_> {
+        Deed { session, store: self, named: Mutex::default() }
+    }
+
+    pub(crate) async fn done<T>(
+        &self,
+        deed: Deed<'_>,
+        outcome: Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let value = deed.session.finish(outcome).await?;
+        self.wakes.wake(&deed.named.into_inner().unwrap_or_else(PoisonError::into_inner));
+        Ok(value)
+    }
+}
+
+impl Deed<'_> {
+    /// Leaves rows for the owners, and wakes them once this is committed, here and in other processes.
+    pub(crate) async fn attention(&self, items: &[(ShardId, Attention)]) -> Result<(), StoreError> {
+        if items.is_empty() {
+            return Ok(());
+        }
+        let shards: Vec<i32> = items.iter().map(|(shard, _)| i32::from(shard.0)).collect();
+        let text = |what: &Attention| serde_json::to_string(what).expect("attention is plain data");
+        let what: Vec<String> = items.iter().map(|(_, what)| text(what)).collect();
+        let named: BTreeSet<ShardId> = items.iter().map(|(shard, _)| *shard).collect();
+        let note = self.store.wakes.note(&named);
+        let leave: [&(dyn ToSql + Sync); 2] = [&shards, &what];
+        let notify: [&(dyn ToSql + Sync); 2] = [&wakes::CHANNEL, &note];
+        try_join!(self.session.execute(LEAVE_ATTENTION, &leave), self.session.execute(NOTIFY, &notify))?;
+        self.named.lock().unwrap_or_else(PoisonError::into_inner).extend(named);
+        Ok(())
+    }
+
+    pub(crate) async fn attention_of_every_shard(&self, what: &Attention) -> Result<(), StoreError> {
+        let items: Vec<_> = (0..self.store.shards).map(|shard| (ShardId(shard), what.clone())).collect();
+        self.attention(&items).await
+    }
+
+    pub(crate) async fn trail(
+        &self,
+        trigger: &Trigger,
+        dag: Option<&DagId>,
+        run: Option<&RunId>,
+        entry: AuditEntry,
+    ) -> Result<(), StoreError> {
+        let (tenant, actor) = (trigger.tenant.as_str(), rows::storable(&trigger.actor));
+        let (dag, run) = (dag.map(DagId::as_str), run.map(RunId::as_str));
+        let entries = batch::entries_text(&[entry]);
+        self.session.execute(LEAVE_TRAIL, &[&trigger.at, &tenant, &dag, &run, &actor, &entries]).await?;
+        Ok(())
+    }
+}
