@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, watch};
 
 use crate::desk::ReportDesk;
 use crate::inbox::ReportInbox;
-use crate::owner::{Deps, ShardOwner};
+use crate::owner::{Carried, Deps, ShardOwner};
 use crate::pass::PassError;
 use crate::scheduler::OwnerStatus;
 
@@ -82,14 +82,16 @@ impl Office {
     /// Reads the shard anew as often as needed.
     async fn lead(&self, tenure: &Tenure) -> Ended {
         let mut backoff = SHORTEST_BACKOFF;
+        let mut carried = Carried { orphans_sought: self.deps.clock.boottime(), cautious: false };
         loop {
-            let inbox = ReportInbox::default();
-            let owner =
-                ShardOwner::take_over(self.deps.clone(), inbox.clone(), self.shard, tenure.clone()).await;
+            let (inbox, deps) = (ReportInbox::default(), self.deps.clone());
+            let owner = ShardOwner::take_over(deps, inbox.clone(), self.shard, tenure.clone(), carried).await;
             let ended = match owner {
-                Ok(owner) => {
+                Ok(mut owner) => {
                     let _route = self.desk.route(self.scope.as_str(), inbox);
-                    self.work(owner, tenure, &mut backoff).await
+                    let ended = self.work(&mut owner, tenure, &mut backoff).await;
+                    carried = Carried { cautious: true, ..owner.carried };
+                    ended
                 }
                 Err(error) => {
                     self.not_ready(&with_causes(&error));
@@ -106,7 +108,7 @@ impl Office {
         }
     }
 
-    async fn work(&self, mut owner: ShardOwner, tenure: &Tenure, backoff: &mut Duration) -> Ended {
+    async fn work(&self, owner: &mut ShardOwner, tenure: &Tenure, backoff: &mut Duration) -> Ended {
         let mut wakes = self.deps.store.wakes(self.shard);
         let mut links = self.deps.dispatch.executor().links();
         let mut freed = self.deps.dispatch.freed();
@@ -118,8 +120,10 @@ impl Office {
             wakes.mark_unchanged();
             let again = match owner.pass(look).await {
                 Ok(report) => {
-                    *backoff = SHORTEST_BACKOFF;
-                    self.leading(&owner, look);
+                    if report.whole {
+                        *backoff = SHORTEST_BACKOFF;
+                    }
+                    self.leading(owner, look);
                     if report.committed {
                         self.changes.send_modify(|count| *count += 1);
                     }
@@ -158,7 +162,7 @@ impl Office {
                 changed = freed.changed(), if owner.ready.has_work() => {
                     changed.expect("the pool outlives its owners");
                 }
-                () = tokio::time::sleep(self.until_timer(&owner).min(until_look)) => {}
+                () = tokio::time::sleep(self.until_timer(owner).min(until_look)) => {}
             }
             look |= next_look <= self.deps.clock.boottime();
         }

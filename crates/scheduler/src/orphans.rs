@@ -23,10 +23,10 @@ impl ShardOwner {
     pub async fn reap_orphans(&mut self, now: Timestamp) -> Result<(), PassError> {
         let threshold = self.deps.config.orphan_threshold;
         let clock = self.deps.clock.boottime();
-        if clock.saturating_since(self.orphans_sought) < EVERY.min(threshold / 2) {
+        if clock.saturating_since(self.carried.orphans_sought) < EVERY.min(threshold / 2) {
             return Ok(());
         }
-        self.orphans_sought = clock;
+        self.carried.orphans_sought = clock;
         let orphans = match self.deps.store.orphans(self.shard, now - threshold, LIMIT).await {
             Ok(orphans) => orphans,
             Err(error) => {

@@ -97,8 +97,16 @@ pub(crate) struct ShardOwner {
     pub(crate) watch: NodeWatch,
     /// Nodes that came or went since the last look.
     links: watch::Receiver<u64>,
+    pub(crate) carried: Carried,
+}
+
+/// What outlives a cache that has to be read anew.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Carried {
     /// When orphans were last looked for.
-    pub(crate) orphans_sought: BootTime,
+    pub orphans_sought: BootTime,
+    /// The last commit failed: should due runs be what it failed on, let everything else go first.
+    pub cautious: bool,
 }
 
 pub(crate) struct ActiveRun {
@@ -144,6 +152,7 @@ impl ShardOwner {
         inbox: ReportInbox,
         shard: ShardId,
         tenure: Tenure,
+        carried: Carried,
     ) -> Result<Self, StoreError> {
         let now = deps.clock.now();
         let snapshot = deps.store.shard_snapshot(shard).await?;
@@ -171,7 +180,7 @@ impl ShardOwner {
             trades: Trades::default(),
             watch: NodeWatch::since(boottime),
             links,
-            orphans_sought: boottime,
+            carried,
         };
         if owner.deps.shards > 1 {
             owner.ledger.share_with_others();

@@ -40,6 +40,8 @@ pub(crate) struct PassReport {
     /// Another pass would find work now.
     pub again: bool,
     pub committed: bool,
+    /// Nothing was left out for the sake of the rest.
+    pub whole: bool,
 }
 
 impl ShardOwner {
@@ -47,7 +49,7 @@ impl ShardOwner {
     pub async fn pass(&mut self, look: bool) -> Result<PassReport, PassError> {
         let started = self.deps.clock.boottime();
         let now = self.deps.clock.now();
-        let mut report = PassReport::default();
+        let mut report = PassReport { whole: !self.carried.cautious, ..PassReport::default() };
         let mut builder = PassBuilder::new(now, &self.deps.config.actor);
 
         let mail = self.inbox.drain();
@@ -195,8 +197,11 @@ impl ShardOwner {
     ) -> Result<bool, PassError> {
         let mut starting = vec![];
         let due = self.dags.take_due(now);
+        let cautious = std::mem::take(&mut self.carried.cautious);
         for &number in &due {
-            self.create_due(number, builder, now);
+            if !cautious {
+                self.create_due(number, builder, now);
+            }
             starting.extend(self.dags.get(number).startable(now));
         }
         let more = starting.len() > STARTED_PER_PASS;
@@ -219,6 +224,7 @@ impl ShardOwner {
         for (run, dag) in starting.iter().flat_map(|run| due.iter().map(move |dag| (*run, *dag))) {
             self.dags.forget_run(dag, run);
         }
+        let more = more || (cautious && !due.is_empty());
         for number in due {
             self.dags.reschedule(number, now);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rig::{Options, Owner, PATIENCE, Rig, exec, wait};
 use tenure_model::{Ack, DagId, DagSpec, Outcome, PoolName, RunState, ShardId, TaskSpec, TenantId};
 use tenure_scheduler::OwnerConfig;
-use tenure_store::{IntentStore, PoolRecord};
+use tenure_store::PoolRecord;
 
 const SHARDS: u16 = 4;
 
@@ -60,7 +60,7 @@ async fn two_replicas_share_the_shards_out_and_each_runs_its_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn any_replica_takes_any_report_and_the_owner_goes_on_from_it() {
     let rig = Rig::with_shards(SHARDS).await;
-    rig.register(DagSpec::new("d", vec![exec("a"), TaskSpec { upstream: vec!["a".into()], ..exec("b") }])).await;
+    rig.register(DagSpec::new("d", vec![exec("a"), TaskSpec { needs: vec!["a".into()], ..exec("b") }])).await;
     let mut one = replica(&rig, "one");
     wait("all shards", || one.owned().len() == usize::from(SHARDS)).await;
     let idle = rig.owner(Options { name: "idle", restarted: false, deaf: true, ..Options::default() });
@@ -108,7 +108,12 @@ async fn a_replica_told_to_stop_hands_its_shards_over_and_running_tasks_do_not_n
 }
 
 /// Plays a replica's agent until told to stop; counts how many run at once over all replicas.
-async fn play_all(mut owner: Owner, at_once: Arc<AtomicUsize>, most: Arc<AtomicUsize>, played: Arc<AtomicUsize>) {
+async fn play_all(
+    mut owner: Owner,
+    at_once: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    played: Arc<AtomicUsize>,
+) {
     loop {
         let assignment = owner.next().await;
         let now = at_once.fetch_add(1, Ordering::SeqCst) + 1;

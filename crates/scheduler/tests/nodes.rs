@@ -9,7 +9,6 @@ use rig::{Options, Owner, Rig, exec, held, wait};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_model::{Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, TaskSpec};
 use tenure_scheduler::OwnerConfig;
-use tenure_store::SchedulingStore;
 
 const SILENCE: Duration = Duration::from_millis(400);
 

@@ -20,14 +20,12 @@ use tenure_lease::{
 };
 use tenure_model::{
     Ack, Assignment, AttemptId, DagSpec, FailReason, Held, NewRun, NodeId, Outcome, Report, ReportBody,
-    Resources, RunId, RunType, ShardId, TaskKind, TaskSpec, TenantId, TiKey,
+    Resources, RunId, RunType, TaskKind, TaskSpec, TenantId,
 };
-use tenure_scheduler::{
-    OwnerConfig, OwnerStatus, ReportDesk, Scheduler, SchedulerMetrics, SchedulerParts,
-};
+use tenure_scheduler::{OwnerConfig, OwnerStatus, ReportDesk, Scheduler, SchedulerMetrics, SchedulerParts};
 use tenure_store::{
-    AuditQuery, AuditView, CreateRunOutcome, DagRegistration, IntentStore, NodeRegistration, Paging, RunView,
-    SharedStore, TiQuery, TiView, Trigger, Views,
+    AuditQuery, AuditView, CreateRunOutcome, DagRegistration, NodeRegistration, Paging, RunView, SharedStore,
+    TiQuery, TiView, Trigger,
 };
 use tenure_store_sqlite::{SqliteOptions, SqliteStore};
 use tokio::runtime::{Builder, Runtime};
@@ -40,6 +38,8 @@ pub struct Hands {
     assigned: mpsc::UnboundedSender<Assignment>,
     stopped: Mutex<Vec<AttemptId>>,
     pub open: Semaphore,
+    /// How long it takes to hand one over.
+    slow: Duration,
     nodes: Mutex<BTreeMap<NodeId, FakeNode>>,
     links: watch::Sender<u64>,
 }
@@ -53,11 +53,12 @@ struct FakeNode {
 }
 
 impl Hands {
-    fn new(assigned: mpsc::UnboundedSender<Assignment>, doors: usize) -> Self {
+    fn new(assigned: mpsc::UnboundedSender<Assignment>, doors: usize, slow: Duration) -> Self {
         let hands = Self {
             assigned,
             stopped: Mutex::default(),
             open: Semaphore::new(doors),
+            slow,
             nodes: Mutex::default(),
             links: watch::Sender::new(0),
         };
@@ -94,6 +95,7 @@ impl Hands {
 impl Executor for Hands {
     async fn assign(&self, assignment: Assignment) -> Result<(), AssignError> {
         self.open.acquire().await.unwrap().forget();
+        tokio::time::sleep(self.slow).await;
         let _ = self.assigned.send(assignment); // nobody plays any more
         Ok(())
     }
@@ -122,7 +124,7 @@ impl Executor for Hands {
 }
 
 pub struct Rig {
-    pub store: Arc<SqliteStore>,
+    pub store: SharedStore,
     pub clock: Arc<dyn Clock>,
     shards: u16,
 }
@@ -150,14 +152,14 @@ pub struct Options {
     pub name: &'static str,
     pub pool: PoolSize,
     pub doors: usize,
+    /// How long handing one over takes.
+    pub slow: Duration,
     pub config: OwnerConfig,
     /// Takes over from whoever held the shard before, as a restarted process does.
     pub restarted: bool,
     /// Learns of a takeover from its next renewal or its next write, not from a hint.
     pub deaf: bool,
     pub clock: Arc<dyn Clock>,
-    /// What it schedules on, where that is not the rig's own store.
-    pub store: Option<SharedStore>,
 }
 
 impl Default for Options {
@@ -167,11 +169,11 @@ impl Default for Options {
             name: "test",
             pool: PoolSize::PRO,
             doors: Semaphore::MAX_PERMITS,
+            slow: Duration::ZERO,
             config,
             restarted: true,
             deaf: false,
             clock: Arc::new(SystemClock),
-            store: None,
         }
     }
 }
@@ -194,7 +196,7 @@ impl Clock for TrappedClock {
 }
 
 /// A lease store from which no hints come.
-struct Deaf(Arc<SqliteStore>);
+struct Deaf(Arc<dyn LeaseStore>);
 
 #[async_trait]
 impl LeaseStore for Deaf {
@@ -238,7 +240,11 @@ impl Rig {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let options = SqliteOptions { shards, ..SqliteOptions::default() };
         let store = Arc::new(SqliteStore::in_memory(options, Arc::clone(&clock)).unwrap());
-        let rig = Self { store, clock, shards };
+        Self::on(store, shards).await
+    }
+
+    pub async fn on(store: SharedStore, shards: u16) -> Self {
+        let rig = Self { store, clock: Arc::new(SystemClock), shards };
         rig.node(1_000).await;
         rig
     }
@@ -274,10 +280,10 @@ impl Rig {
         };
         let elector = Elector::start(parts, ElectorConfig::new(holder, Duration::from_secs(10))).unwrap();
         let (assigned, assignments) = mpsc::unbounded_channel();
-        let hands = Arc::new(Hands::new(assigned, options.doors));
+        let hands = Arc::new(Hands::new(assigned, options.doors, options.slow));
         let mut registry = Registry::default();
         let scheduler = Scheduler::start(SchedulerParts {
-            store: options.store.unwrap_or_else(|| self.store.clone()),
+            store: self.store.clone(),
             elector: Arc::new(elector),
             shards: self.shards,
             executor: Arc::clone(&hands) as _,
@@ -369,7 +375,6 @@ impl Rig {
         };
         tokio::time::timeout(PATIENCE, ended).await.unwrap_or_else(|_| panic!("{dag}/{run} does not end"))
     }
-}
 
     /// The audit trail of a run, oldest first.
     pub async fn trail(&self, dag: &str, run: &str) -> Vec<AuditView> {
@@ -390,6 +395,10 @@ impl Owner {
         next.expect("an assignment within the time").expect("the owner lives")
     }
 
+    pub fn nothing_yet(&mut self) -> bool {
+        self.assignments.try_recv().is_err()
+    }
+
     /// Nothing is handed out for this long.
     pub async fn nothing_for(&mut self, time: Duration) {
         if let Ok(next) = tokio::time::timeout(time, self.assignments.recv()).await {
@@ -397,19 +406,12 @@ impl Owner {
         }
     }
 
-    pub async fn submit(&self, assignment: &Assignment, body: ReportBody) -> Ack {
-        let report = Report { node: assignment.node.clone(), scope: assignment.scope.clone(), body };
-        tokio::time::timeout(PATIENCE, self.desk.submit(report)).await.expect("an answer within the time")
-    }
-
     pub async fn claim(&self, assignment: &Assignment) -> Ack {
-        let (attempt, ti) = (assignment.attempt, assignment.ti);
-        self.submit(assignment, ReportBody::Claim { attempt, ti }).await
+        claim_through(&self.desk, assignment).await
     }
 
     pub async fn end(&self, assignment: &Assignment, outcome: Outcome) -> Ack {
-        let (attempt, ti, ended_at) = (assignment.attempt, assignment.ti, SystemClock.now());
-        self.submit(assignment, ReportBody::End { attempt, ti, outcome, ended_at, result: None }).await
+        end_through(&self.desk, assignment, outcome).await
     }
 
     /// Plays one attempt to its end.
@@ -440,9 +442,9 @@ impl Owner {
     pub fn metric(&self, name: &str) -> f64 {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
-        let lines = text.lines().filter(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{']))
-        });
+        let lines = text
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
@@ -476,4 +478,20 @@ pub fn whole_second(at: Timestamp) -> Timestamp {
 
 pub fn failed() -> Outcome {
     Outcome::Failed { reason: FailReason::Exit { code: 1 } }
+}
+
+/// As an agent says it, to whichever process listens.
+pub async fn claim_through(desk: &ReportDesk, assignment: &Assignment) -> Ack {
+    let (attempt, ti) = (assignment.attempt, assignment.ti);
+    say(desk, assignment, ReportBody::Claim { attempt, ti }).await
+}
+
+pub async fn end_through(desk: &ReportDesk, assignment: &Assignment, outcome: Outcome) -> Ack {
+    let (attempt, ti, ended_at) = (assignment.attempt, assignment.ti, SystemClock.now());
+    say(desk, assignment, ReportBody::End { attempt, ti, outcome, ended_at, result: None }).await
+}
+
+async fn say(desk: &ReportDesk, assignment: &Assignment, body: ReportBody) -> Ack {
+    let report = Report { node: assignment.node.clone(), scope: assignment.scope.clone(), body };
+    tokio::time::timeout(PATIENCE, desk.submit(report)).await.expect("an answer within the time")
 }

@@ -1,0 +1,329 @@
+//! Goal: the nine rows of the failure matrix end as they should.
+//! Method: the real scheduler on a real Postgres; processes die as whole runtimes, the database is made to
+//! stumble by locks, triggers and ended connections.
+
+mod rig;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rig::{Options, Owner, Rig, exec, failed, wait, whole_second};
+use tenure_clock::Entropy;
+use tenure_dispatch::PoolSize;
+use tenure_model::{Ack, DagSpec, Outcome, RunState, Schedule, TaskSpec, TaskState, TenantId};
+use tenure_planner::RunPlan;
+use tenure_scheduler::OwnerConfig;
+use tenure_store::RunQuery;
+use tenure_store_postgres::{PostgresOptions, PostgresStore};
+use tenure_testkit::{Postgres, TestDatabase};
+use tokio_postgres::{Client, NoTls};
+
+struct Bench {
+    rig: Rig,
+    database: TestDatabase,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let database = Postgres::shared().database();
+        let options = PostgresOptions::default();
+        let store = PostgresStore::connect(&database.url, options, &Entropy::from_os()).await.unwrap();
+        Self { rig: Rig::on(Arc::new(store), 1).await, database }
+    }
+
+    /// A connection of the test's own.
+    async fn client(&self) -> Client {
+        let (client, connection) = tokio_postgres::connect(&self.database.url, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
+
+    /// Holds every run's row until the answer is dropped: whoever wants to write one waits.
+    async fn hold_runs(&self) -> Client {
+        let client = self.client().await;
+        client.batch_execute("BEGIN; SELECT * FROM runs FOR UPDATE").await.unwrap();
+        client
+    }
+
+    /// A statement of the scheduler waits for a lock.
+    async fn wait_blocked(&self) {
+        let client = self.client().await;
+        let blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+            AND wait_event_type = 'Lock' AND application_name = 'tenure'";
+        let seen = async {
+            while client.query_one(blocked, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(rig::PATIENCE, seen).await.expect("a statement that waits");
+    }
+
+    async fn runs(&self, dag: &str) -> usize {
+        let query = RunQuery::of(TenantId::default_tenant(), Some(dag.into()));
+        self.rig.store.list_runs(&query).await.unwrap().items.len()
+    }
+}
+
+fn quick() -> OwnerConfig {
+    Options::default().config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_1_a_crash_in_the_middle_of_a_pass_loses_nothing_and_doubles_nothing() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", vec![exec("a"), TaskSpec { needs: vec!["a".into()], ..exec("b") }])).await;
+    let mut first = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let a = first.next().await;
+    let held = bench.hold_runs().await;
+    let (desk, report) = (first.desk.clone(), a.clone());
+    let claiming = tokio::spawn(async move { rig::claim_through(&desk, &report).await });
+    bench.wait_blocked().await;
+    first.kill();
+    drop(held);
+    assert_eq!(claiming.await.unwrap(), Ack::Retry, "nobody said that it was committed");
+    let mut second = rig.owner(Options::default());
+    let again = second.next().await;
+    assert_eq!(again.attempt, a.attempt, "what was bound is offered again");
+    assert_eq!(second.claim(&again).await, Ack::Accepted);
+    assert_eq!(second.end(&again, Outcome::Success).await, Ack::Accepted);
+    second.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    assert_eq!(rig.tis("d", "r").await.iter().map(|ti| ti.instance.try_number).max(), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_2_a_crash_while_a_run_is_finished_is_finished_by_the_next_owner() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut first = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let a = first.next().await;
+    assert_eq!(first.claim(&a).await, Ack::Accepted);
+    let held = bench.hold_runs().await;
+    let (desk, ended) = (first.desk.clone(), a.clone());
+    let ending = tokio::spawn(async move { rig::end_through(&desk, &ended, Outcome::Success).await });
+    bench.wait_blocked().await;
+    first.kill();
+    drop(held);
+    assert_eq!(ending.await.unwrap(), Ack::Retry);
+    let second = rig.owner(Options::default());
+    wait("the shard is taken over", || second.status().ready).await;
+    assert_eq!(second.end(&a, Outcome::Success).await, Ack::Accepted, "the agent says it again");
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    let trail = rig.trail("d", "r").await;
+    let finished = trail.iter().flat_map(|row| &row.entries).filter(|entry| entry.event == "finished");
+    assert_eq!(finished.count(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_3_the_tasks_of_a_dead_agent_are_given_up_once() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let config = OwnerConfig { heartbeat_threshold: Duration::from_millis(300), ..quick() };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let a = owner.next().await;
+    assert_eq!(owner.claim(&a).await, Ack::Accepted);
+    owner.hands.disconnect("n");
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Failed);
+    assert_eq!(owner.metric("tenure_agent_lost_tasks_total"), 1.0);
+    assert_eq!(owner.end(&a, Outcome::Success).await, Ack::Superseded, "too late");
+    assert_eq!(rig.run("d", "r").await.state, RunState::Failed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_4_a_slow_executor_does_not_hold_up_planning() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("many", (0..50).map(|n| exec(&format!("t{n}"))).collect())).await;
+    rig.register(DagSpec::new("other", vec![exec("a")])).await;
+    let slow = Duration::from_millis(500);
+    let owner = rig.owner(Options { slow, pool: PoolSize { workers: 1, queue: 4 }, ..Options::default() });
+    rig.trigger("many", "r").await;
+    wait("the pool is full", || owner.metric("tenure_dispatch_at_capacity_total") > 0.0).await;
+    rig.trigger("other", "r").await;
+    // Handing all of the first run out would take 25 s.
+    rig.wait_states("other", "r", "scheduled").await;
+    let tis = rig.tis("many", "r").await;
+    let count = |state| tis.iter().filter(|ti| ti.instance.state == state).count();
+    assert!(count(TaskState::Scheduled) > 40, "a full pool leaves them scheduled");
+    assert!(count(TaskState::Queued) <= 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_5_a_database_that_refuses_due_runs_stops_neither_the_reaper_nor_other_runs() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    let client = bench.client().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let config = OwnerConfig { orphan_threshold: Duration::from_millis(400), ..quick() };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("d", "orphan").await;
+    rig.wait_states("d", "orphan", "queued").await;
+    client
+        .batch_execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'a hiccup' USING ERRCODE = 'disk_full'; END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON runs FOR EACH ROW WHEN (NEW.run_type = 'scheduled')
+                EXECUTE FUNCTION refuse();",
+        )
+        .await
+        .unwrap();
+    let start = whole_second(rig.clock.now()) - Duration::from_secs(60);
+    let due = DagSpec {
+        schedule: Schedule::Every { interval: Duration::from_secs(3600) },
+        start_date: Some(start - Duration::from_secs(3600)),
+        catchup: true,
+        ..DagSpec::new("due", vec![exec("a")])
+    };
+    rig.register(due).await;
+    wait("a pass has failed", || owner.metric("tenure_failed_passes_total") > 0.0).await;
+    // Whoever should have finished this run did not.
+    client.batch_execute("UPDATE task_instances SET state = 'success'").await.unwrap();
+    client
+        .batch_execute("UPDATE runs SET revision = revision + 1, updated_at = now() - interval '1 hour'")
+        .await
+        .unwrap();
+    assert_eq!(rig.wait_end("d", "orphan").await.state, RunState::Success);
+    assert_eq!(owner.metric("tenure_orphan_reaped_total"), 1.0);
+    rig.trigger("d", "other").await;
+    loop {
+        // The orphan's attempt was handed out before it was orphaned.
+        let assignment = owner.next().await;
+        if assignment.run_id.as_str() == "other" {
+            assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
+            assert_eq!(owner.end(&assignment, Outcome::Success).await, Ack::Accepted);
+            break;
+        }
+    }
+    assert_eq!(rig.wait_end("d", "other").await.state, RunState::Success);
+    assert_eq!(bench.runs("due").await, 0);
+    client.batch_execute("DROP TRIGGER refuse ON runs").await.unwrap();
+    owner.play(Outcome::Success).await;
+    assert_eq!(bench.runs("due").await, 1, "exactly one for its tick");
+}
+
+fn planner_with_poison(plan: &mut RunPlan, now: Timestamp) {
+    assert!(!plan.facts().run_id.as_str().starts_with("poison"), "poison");
+    RunPlan::plan(plan, now);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_6_a_run_that_panics_the_planner_fails_alone() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let config = OwnerConfig { planner: planner_with_poison, ..quick() };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("d", "poison").await;
+    rig.trigger("d", "good").await;
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "good").await.state, RunState::Success);
+    assert_eq!(rig.wait_end("d", "poison").await.state, RunState::Failed);
+    assert_eq!(owner.metric("tenure_poison_runs_total"), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_7_an_orphan_that_cannot_be_judged_costs_no_other() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    let client = bench.client().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    // Two runs in which everything is done, left `running` by an owner that never came to finish them.
+    for run in ["poison", "good"] {
+        rig.trigger("d", run).await;
+    }
+    let orphan = "UPDATE runs SET state = 'running', started_at = now() - interval '1 hour',
+            updated_at = now() - interval '1 hour', revision = revision + 1";
+    let config = OwnerConfig {
+        orphan_threshold: Duration::from_millis(200),
+        planner: planner_that_judges_later,
+        ..quick()
+    };
+    let owner = rig.owner(Options { config, ..Options::default() });
+    wait("the shard is read", || owner.status().ready).await;
+    client.batch_execute("UPDATE task_instances SET state = 'success'").await.unwrap();
+    client.batch_execute(orphan).await.unwrap();
+    assert_eq!(rig.wait_end("d", "good").await.state, RunState::Success);
+    wait("the other one is counted", || owner.metric("tenure_orphan_panic_total") == 1.0).await;
+    assert_eq!(rig.run("d", "poison").await.state, RunState::Running, "parked, not touched");
+}
+
+/// Panics on a poisoned run once its tasks are done.
+fn planner_that_judges_later(plan: &mut RunPlan, now: Timestamp) {
+    let done = plan.tasks().all(|(_, ti)| ti.state == TaskState::Success);
+    assert!(!(done && plan.facts().run_id.as_str() == "poison"), "poison");
+    RunPlan::plan(plan, now);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_8_a_connection_that_breaks_costs_neither_the_term_nor_a_task() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", vec![exec("a"), TaskSpec { needs: vec!["a".into()], ..exec("b") }])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let a = owner.next().await;
+    let epoch = a.epoch;
+    assert_eq!(owner.claim(&a).await, Ack::Accepted);
+    let end_all = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    assert!(bench.client().await.query_one(end_all, &[]).await.unwrap().get::<_, i64>(0) > 0);
+    let said = async {
+        while rig::end_through(&owner.desk, &a, Outcome::Success).await == Ack::Retry {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(rig::PATIENCE, said).await.expect("it is heard in the end");
+    let b = owner.play(Outcome::Success).await;
+    assert_eq!(b.epoch, epoch, "the term outlives its connections");
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_9_two_owners_of_one_shard_make_one_execution_of_each_attempt() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    rig.register(DagSpec::new("d", (0..20).map(|n| exec(&format!("t{n}"))).collect())).await;
+    let mut first = rig.owner(Options { restarted: false, deaf: true, ..Options::default() });
+    rig.trigger("d", "r").await;
+    let mut offers = vec![];
+    for _ in 0..10 {
+        offers.push(first.next().await);
+    }
+    // The second one is forced into the office while the first believes to be in it.
+    let mut second = rig.owner(Options::default());
+    let mut again = vec![];
+    for _ in 0..16 {
+        again.push(second.next().await);
+    }
+    // Both agents ask, through whichever replica gave the attempt to them; only one epoch decides anything new.
+    let (mut starts, mut owners) = (std::collections::BTreeMap::new(), [&first, &second].into_iter().cycle());
+    for assignment in offers.iter().chain(&again) {
+        let owner: &Owner = owners.next().unwrap();
+        if owner.claim(assignment).await == Ack::Accepted {
+            *starts.entry(assignment.ti).or_insert_with(Vec::new) = vec![assignment.attempt];
+        }
+    }
+    for assignment in &again {
+        let _ = second.end(assignment, Outcome::Success).await;
+    }
+    for _ in 0..4 {
+        second.play(failed()).await;
+    }
+    rig.wait_end("d", "r").await;
+    let epochs: Vec<u64> = rig.trail("d", "r").await.iter().filter_map(|row| row.epoch).collect();
+    assert!(epochs.is_sorted(), "nothing of the first epoch after the second: {epochs:?}");
+    let trail = rig.trail("d", "r").await;
+    let claimed = trail.iter().flat_map(|row| &row.entries).filter(|entry| entry.event == "claimed");
+    let mut attempts: Vec<_> = claimed.map(|entry| entry.attempt).collect();
+    let all = attempts.len();
+    attempts.sort();
+    attempts.dedup();
+    assert_eq!((all, attempts.len()), (20, 20), "one claim for each task, one for each attempt");
+}
