@@ -74,8 +74,8 @@ pub async fn only_the_leader_of_the_controller_does_chores(fresh: Fresh) {
     assert_conflict(world.store.delete_old_members(&guard, now(), 10).await, scope);
 
     let paused = controller(&world).await;
+    let guard = paused.guard().expect("it leads");
     world.heir_of(&paused).await;
-    let guard = paused.guard().expect("it does not know");
     let audit = world.audit("etl", None).await.len();
     assert_fenced(world.store.delete_old_runs(&guard, now(), 10).await);
     assert_fenced(world.store.delete_old_audit(&guard, now(), 10).await);

@@ -146,9 +146,12 @@ pub async fn a_deposed_owner_trades_nothing(fresh: Fresh) {
     pool_with(&world, 8).await;
     let paused = world.owner(ShardId(1)).await;
     trade(&world, &paused, gpu(), "slots=5").await.expect("traded");
+    let guard = paused.guard().expect("it leads");
     world.heir_of(&paused).await;
-    assert_fenced(trade(&world, &paused, gpu(), "slots=1").await);
-    assert_fenced(trade(&world, &paused, gpu(), "slots=8").await);
+    for wish in ["slots=1", "slots=8"] {
+        let bid = Bid { of: gpu(), wish: amounts(wish) };
+        assert_fenced(world.store.trade_shares(&guard, &[bid]).await);
+    }
     assert_eq!(shown(&held(&world, &gpu()).await[1]), "slots=5");
 }
 

@@ -244,7 +244,7 @@ pub(crate) fn keep_try(conn: &Connection, tenant: &TenantId, past: &TryRecord) -
     Ok(())
 }
 
-fn put_result(conn: &Connection, tenant: &TenantId, ti: TiKey, value: &str) -> Result<(), Fail> {
+pub(crate) fn put_result(conn: &Connection, tenant: &TenantId, ti: TiKey, value: &str) -> Result<(), Fail> {
     let mut insert = conn.prepare_cached(
         "INSERT OR REPLACE INTO results (run, task_no, map_index, tenant, value) VALUES (?1, ?2, ?3, ?4, ?5)",
     )?;

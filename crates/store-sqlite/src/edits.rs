@@ -11,7 +11,7 @@ use tenure_store::{
 };
 
 use crate::Office;
-use crate::commit_pass::{TiWriter, change_run_state, keep_try};
+use crate::commit_pass::{TiWriter, change_run_state, keep_try, put_result};
 use crate::errors::Fail;
 use crate::registration::no_dag;
 use crate::rows::{At, all, ti_view, ti_view_columns};
@@ -120,7 +120,6 @@ fn views_of(conn: &Connection, run: RunKey) -> Result<HashMap<TiKey, TiView>, Fa
     Ok(views.into_iter().map(|view| (view.key, view)).collect())
 }
 
-/// The snapshot was read in this transaction, so a guard that fails here is an error of ours.
 fn apply(
     tx: &Tx<'_>,
     trigger: &Trigger,
@@ -132,10 +131,23 @@ fn apply(
         return Ok(());
     }
     let header = &run.header;
+    write(tx, By::user(trigger), header, edit)?;
+    if edit.version.is_some() {
+        follow_version(tx, &header.tenant, run, spec, edit)?;
+    }
+    for (node, attempt) in &edit.stops {
+        trail::attention(tx, header.shard, &Attention::Stop { node: node.clone(), attempt: *attempt })?;
+    }
+    trail::attention(tx, header.shard, &Attention::Run { run: edit.run })
+}
+
+/// The run, its rows, its history and the audit row; all but attention. What the edit was decided from was read in
+/// this transaction, so a guard that fails here is an error of ours.
+pub(crate) fn write(tx: &Tx<'_>, by: By<'_>, header: &RunHeader, edit: &RunEdit) -> Result<(), Fail> {
     let mut advance = tx.prepare_cached(
         "UPDATE runs SET revision = revision + 1, updated_at = ?2, version = coalesce(?3, version) WHERE key = ?1",
     )?;
-    advance.execute(params![edit.run.0, At(trigger.at), edit.version])?;
+    advance.execute(params![edit.run.0, At(by.at), edit.version])?;
     if let Some(change) = &edit.state {
         assert!(change_run_state(tx, edit.run, change)?, "{} moved inside its own transaction", edit.run);
     }
@@ -151,14 +163,10 @@ fn apply(
             tx.prepare_cached("DELETE FROM results WHERE run = ?1 AND task_no = ?2 AND map_index = ?3")?;
         delete.execute((ti.run.0, ti.task.0, ti.map_index))?;
     }
-    if edit.version.is_some() {
-        follow_version(tx, &header.tenant, run, spec, edit)?;
+    for (ti, value) in &edit.results {
+        put_result(tx, &header.tenant, *ti, &value.to_string())?;
     }
-    trail::audit(tx, By::user(trigger), Some(&header.dag), Some(&header.run_id), &edit.audit)?;
-    for (node, attempt) in &edit.stops {
-        trail::attention(tx, header.shard, &Attention::Stop { node: node.clone(), attempt: *attempt })?;
-    }
-    trail::attention(tx, header.shard, &Attention::Run { run: edit.run })
+    trail::audit(tx, by, Some(&header.dag), Some(&header.run_id), &edit.audit)
 }
 
 /// New tasks get their rows; tasks that stay may have another pool in the new version.

@@ -28,15 +28,34 @@ impl Fail {
     pub(crate) fn told(self, doing: &'static str) -> StoreError {
         match self {
             Self::Answer(error) => error,
-            Self::Sql(
-                source @ (rusqlite::Error::FromSqlConversionFailure(..)
-                | rusqlite::Error::InvalidColumnType(..)
-                | rusqlite::Error::IntegralValueOutOfRange(..)
-                | rusqlite::Error::Utf8Error(..)),
-            ) => StoreError::Corrupt { what: format!("a value read while {doing}"), source: source.into() },
+            Self::Sql(source) if is_misread(&source) => {
+                StoreError::Corrupt { what: format!("a value read while {doing}"), source: source.into() }
+            }
             Self::Sql(source) => StoreError::Unavailable { doing, source: source.into() },
         }
     }
+}
+
+impl Fail {
+    /// Why a row cannot be read, if that is what went wrong.
+    pub(crate) fn unreadable(self) -> Result<String, Fail> {
+        match self {
+            Self::Answer(StoreError::Corrupt { what, source }) => Ok(format!("{what}: {source}")),
+            Self::Sql(source) if is_misread(&source) => Ok(source.to_string()),
+            other => Err(other),
+        }
+    }
+}
+
+/// The database works, but what it holds is not what was expected.
+fn is_misread(error: &rusqlite::Error) -> bool {
+    matches!(
+        error,
+        rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+            | rusqlite::Error::Utf8Error(..)
+    )
 }
 
 impl From<rusqlite::Error> for Fail {

@@ -2,14 +2,14 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{DagId, NewRun, PoolName, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, PoolName, Report, RunId, RunState};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
     NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
 };
 
 use crate::rows::kept;
-use crate::{SqliteStore, edits, limits, registration, runs};
+use crate::{SqliteStore, edits, limits, registration, reports, runs};
 
 #[async_trait]
 impl IntentStore for SqliteStore {
@@ -91,6 +91,19 @@ impl IntentStore for SqliteStore {
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError> {
         let (node, at) = (node.clone(), kept(at));
         self.write("registering a node", move |tx, office| limits::register_node(tx, office, &node, at)).await
+    }
+
+    async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError> {
+        let (reports, at) = (reports.to_vec(), kept(at));
+        self.write("recording reports", move |tx, _| reports::record(tx, &reports, at)).await
+    }
+
+    async fn admin_token(&self, offered: Option<&str>) -> Result<Option<String>, StoreError> {
+        let Some(offered) = offered.map(str::to_owned) else {
+            return self.read("reading the admin token", |conn, _| registration::admin_token(conn)).await;
+        };
+        self.write("offering an admin token", move |tx, _| registration::offer_admin_token(tx, &offered))
+            .await
     }
 }
 

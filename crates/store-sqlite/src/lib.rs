@@ -8,6 +8,7 @@
 //! the next process that opens the file. A clock that is set back lengthens leases by as much, one that is set
 //! forward ends them early; neither can hurt more than speed, because every effect is fenced by its epoch.
 
+mod chores;
 mod commit_pass;
 mod edits;
 mod errors;
@@ -16,15 +17,19 @@ mod intent;
 mod leases;
 mod limits;
 mod migrations;
+mod presence;
 mod readers;
 mod registration;
+mod reports;
 mod rows;
 mod runs;
 mod scheduling;
+mod shares;
 mod snapshot;
 mod specs;
 mod trail;
 mod views;
+mod wakes;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -35,7 +40,7 @@ use rusqlite::{Connection, OpenFlags};
 use tenure_clock::Clock;
 use tenure_lease::Hint;
 use tenure_store::StoreError;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use errors::Fail;
 use files::{FileLock, LockFailure};
@@ -43,6 +48,7 @@ pub use leases::SqliteLeases;
 pub use migrations::MigrationError;
 use readers::Readers;
 use specs::Specs;
+use wakes::Wakes;
 use writer::{Tx, Urgency, Writer};
 
 /// Enough for a screen with several panels while a snapshot is being read.
@@ -92,7 +98,7 @@ pub struct SqliteStore {
     // The order is the order of closing: readers, writer, then the lock that keeps others out.
     readers: Option<Readers>,
     writer: Writer,
-    wakes: watch::Receiver<u64>,
+    wakes: Wakes,
     hints: broadcast::Sender<Hint>,
     office: Arc<Office>,
     _lock: Option<FileLock>,
@@ -140,8 +146,8 @@ impl SqliteStore {
         readers: Option<Readers>,
         lock: Option<FileLock>,
     ) -> std::io::Result<Self> {
-        let (wake, wakes) = watch::channel(0);
-        let writer = Writer::start(conn, wake, Arc::clone(&clock))?;
+        let wakes = Wakes::new(shards);
+        let writer = Writer::start(conn, wakes.clone(), Arc::clone(&clock))?;
         let office = Arc::new(Office { shards, specs: Specs::default(), clock });
         Ok(Self { readers, writer, wakes, hints: leases::hints(), office, _lock: lock })
     }

@@ -73,7 +73,8 @@ fn changed(
     trail::attention_everywhere(tx, office.shards, &Attention::Limits)
 }
 
-/// A node that was being drained still is: a restart of its agent is no reason to send it work.
+/// A node that was being drained still is: a restart of its agent is no reason to send it work. Every replica
+/// hears of every node, so one that has nothing new to say wakes nobody.
 pub(crate) fn register_node(
     tx: &Tx<'_>,
     office: &Office,
@@ -81,6 +82,12 @@ pub(crate) fn register_node(
     at: Timestamp,
 ) -> Result<NodeRecord, Fail> {
     let NodeRegistration { node: name, capacity, labels, version } = registration;
+    let mut select = tx.prepare_cached(
+        "SELECT node, capacity, labels, version, registered_at, draining FROM nodes WHERE node = ?1",
+    )?;
+    let same =
+        |known: &NodeRecord| (&known.capacity, &known.labels, &known.version) == (capacity, labels, version);
+    let news = !one(&mut select, [name.as_str()], node)?.is_some_and(|known| same(&known));
     let mut put = tx.prepare_cached(
         "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining) VALUES (?1, ?2, ?3, ?4, ?5, 0)
          ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
@@ -90,6 +97,8 @@ pub(crate) fn register_node(
     let capacity = serde_json::to_string(capacity).expect("amounts are plain data");
     let labels = serde_json::to_string(labels).expect("labels are plain data");
     let record = one(&mut put, params![name.as_str(), capacity, labels, version, At(at)], node)?;
-    trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
+    if news {
+        trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
+    }
     Ok(record.expect("an upsert returns its row"))
 }

@@ -157,3 +157,16 @@ fn notice(tx: &Tx<'_>, shard: ShardId, tenant: &TenantId, dag: &DagId) -> Result
 pub(crate) fn no_dag(dag: &DagId) -> Fail {
     Fail::not_found(format!("there is no dag {dag}"))
 }
+
+pub(crate) fn admin_token(conn: &Connection) -> Result<Option<String>, Fail> {
+    let mut select = conn.prepare_cached("SELECT value FROM meta WHERE name = 'admin_token'")?;
+    one(&mut select, [], |cells| cells.take())
+}
+
+/// Kept unless there is one already; answers with the one that counts.
+pub(crate) fn offer_admin_token(conn: &Connection, offered: &str) -> Result<Option<String>, Fail> {
+    let mut insert = conn
+        .prepare_cached("INSERT INTO meta (name, value) VALUES ('admin_token', ?1) ON CONFLICT DO NOTHING")?;
+    insert.execute([offered])?;
+    admin_token(conn)
+}

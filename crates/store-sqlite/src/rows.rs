@@ -38,6 +38,11 @@ impl<'a> Cells<'a> {
         Ok(self.row.get(column)?)
     }
 
+    /// What `take` will give next.
+    pub(crate) fn peek<T: FromSql>(&self) -> Result<T, Fail> {
+        Ok(self.row.get(self.next)?)
+    }
+
     fn borrowed(&mut self) -> Result<ValueRef<'a>, Fail> {
         let column = self.next;
         self.next += 1;

@@ -1,20 +1,23 @@
 //! The owner's verbs, each one job for a reader or for the writer.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use jiff::Timestamp;
+use rusqlite::Connection;
 use serde_json::Value;
 use tenure_lease::EpochGuard;
-use tenure_model::{DagId, RunKey, ShardId, TaskId, TenantId};
+use tenure_model::{DagId, NodeId, RunKey, ShardId, TaskId, TenantId};
 use tenure_store::{
-    AttentionItem, Committed, DagSchedule, DagVersion, NodeRecord, Pass, PastRun, PoolRecord, RunSnapshot,
-    SchedulingStore, ShardSnapshot, StoreError,
+    AttentionItem, Bid, Committed, DagSchedule, DagVersion, LoadedRuns, NodeRecord, Pass, PastRun,
+    PoolRecord, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
 use crate::SqliteStore;
 use crate::commit_pass::{self, PassWrite};
 use crate::leases::Authority;
-use crate::{limits, snapshot};
+use crate::{limits, presence, shares, snapshot};
 
 #[async_trait]
 impl SchedulingStore for SqliteStore {
@@ -30,9 +33,36 @@ impl SchedulingStore for SqliteStore {
         self.read("reading attention", move |conn, _| snapshot::attention(conn, shard, limit)).await
     }
 
-    async fn load_runs(&self, runs: &[RunKey]) -> Result<Vec<RunSnapshot>, StoreError> {
+    async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
         let runs = runs.to_vec();
-        self.read("loading runs", move |conn, _| snapshot::runs(conn, &runs)).await
+        self.read("loading runs", move |conn, _| snapshot::load(conn, &runs)).await
+    }
+
+    async fn orphans(
+        &self,
+        shard: ShardId,
+        untouched_since: Timestamp,
+        limit: u32,
+    ) -> Result<Vec<RunKey>, StoreError> {
+        let work = move |conn: &Connection| snapshot::orphans(conn, shard, untouched_since, limit);
+        self.read("looking for orphans", move |conn, _| work(conn)).await
+    }
+
+    async fn trade_shares(&self, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<Vec<Share>, StoreError> {
+        let (authority, bids) = (Authority::from(guard), bids.to_vec());
+        self.write("trading shares", move |tx, office| shares::trade(tx, office, &authority, &bids)).await
+    }
+
+    async fn record_presence(&self, replica: &str, nodes: &[NodeId]) -> Result<(), StoreError> {
+        let (replica, nodes) = (replica.to_owned(), nodes.to_vec());
+        self.write("recording presence", move |tx, office| presence::record(tx, office, &replica, &nodes))
+            .await
+    }
+
+    async fn present(&self, nodes: &[NodeId], within: Duration) -> Result<Vec<NodeId>, StoreError> {
+        let nodes = nodes.to_vec();
+        self.read("reading presence", move |conn, office| presence::present(conn, office, &nodes, within))
+            .await
     }
 
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError> {
@@ -79,7 +109,7 @@ impl SchedulingStore for SqliteStore {
         self.write("committing a pass", move |tx, office| commit_pass::commit(tx, office, &pass)).await
     }
 
-    fn wakes(&self) -> watch::Receiver<u64> {
-        self.wakes.clone()
+    fn wakes(&self, shard: ShardId) -> watch::Receiver<u64> {
+        self.wakes.of(shard)
     }
 }

@@ -1,43 +1,96 @@
 //! What an owner reads. Every query here follows an index to what is asked for; finished history costs nothing.
 
-use rusqlite::Connection;
+use jiff::Timestamp;
+use rusqlite::{Connection, params};
 use serde_json::Value;
-use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TenantId, VersionHash};
+use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TenantId, TiKey, VersionHash};
 use tenure_store::{
-    AttentionItem, CachedTi, DagSchedule, DagVersion, PastRun, RunHeader, RunSnapshot, ShardSnapshot,
+    AttentionItem, CachedTi, DagSchedule, DagVersion, LoadedRuns, PastRun, RunHeader, RunSnapshot,
+    ShardSnapshot,
 };
 
 use crate::Office;
 use crate::errors::Fail;
-use crate::limits;
 use crate::rows::{
-    Cells, all, cached_ti, cached_ti_columns, dag_schedule, dag_schedule_columns, one, run_header,
+    At, Cells, all, cached_ti, cached_ti_columns, dag_schedule, dag_schedule_columns, one, run_header,
     run_header_columns,
 };
 use crate::specs::no_version;
+use crate::{limits, shares};
 
 pub(crate) fn shard(conn: &Connection, shard: ShardId) -> Result<ShardSnapshot, Fail> {
-    let (queued, running): (Vec<RunHeader>, Vec<RunHeader>) =
-        unfinished(conn, shard)?.into_iter().partition(|run| run.state == RunState::Queued);
-    Ok(ShardSnapshot {
+    let mut snapshot = ShardSnapshot {
         dags: all(&mut conn.prepare_cached(sql::DAGS_OF_SHARD)?, [shard.0], dag_schedule)?,
-        running: running.into_iter().map(|header| with_tasks(conn, header)).collect::<Result<_, _>>()?,
-        queued,
+        running: vec![],
+        queued: vec![],
+        unreadable: vec![],
         pools: limits::pools(conn)?,
         nodes: limits::nodes(conn)?,
+        shares: shares::of_shard(conn, shard)?,
+    };
+    for (key, header) in unfinished(conn, shard)? {
+        let run = header.and_then(|header| match header.state {
+            RunState::Queued => Ok(Unfinished::Queued(header)),
+            _ => with_tasks(conn, header).map(Unfinished::Running),
+        });
+        match run {
+            Ok(Unfinished::Queued(header)) => snapshot.queued.push(header),
+            Ok(Unfinished::Running(run)) => snapshot.running.push(run),
+            Err(fail) => snapshot.unreadable.push((key, fail.unreadable()?)),
+        }
+    }
+    Ok(snapshot)
+}
+
+enum Unfinished {
+    Queued(RunHeader),
+    Running(RunSnapshot),
+}
+
+/// Each with what could be read of it: one bad row is no reason not to see the others.
+type Headers = Vec<(RunKey, Result<RunHeader, Fail>)>;
+
+fn unfinished(conn: &Connection, shard: ShardId) -> Result<Headers, Fail> {
+    all(&mut conn.prepare_cached(sql::UNFINISHED)?, [shard.0], |cells| {
+        Ok((RunKey(cells.peek()?), run_header(cells)))
     })
 }
 
-fn unfinished(conn: &Connection, shard: ShardId) -> Result<Vec<RunHeader>, Fail> {
-    all(&mut conn.prepare_cached(sql::UNFINISHED)?, [shard.0], run_header)
+pub(crate) fn load(conn: &Connection, keys: &[RunKey]) -> Result<LoadedRuns, Fail> {
+    let mut loaded = LoadedRuns::default();
+    for key in keys {
+        match run(conn, *key) {
+            Ok(run) => loaded.runs.extend(run),
+            Err(fail) => loaded.unreadable.push((*key, fail.unreadable()?)),
+        }
+    }
+    Ok(loaded)
+}
+
+pub(crate) fn orphans(
+    conn: &Connection,
+    shard: ShardId,
+    untouched_since: Timestamp,
+    limit: u32,
+) -> Result<Vec<RunKey>, Fail> {
+    let params = params![shard.0, At(untouched_since), limit];
+    all(&mut conn.prepare_cached(sql::ORPHANS)?, params, |cells| Ok(RunKey(cells.take()?)))
 }
 
 pub(crate) fn runs(conn: &Connection, keys: &[RunKey]) -> Result<Vec<RunSnapshot>, Fail> {
     keys.iter().filter_map(|key| run(conn, *key).transpose()).collect()
 }
 
-pub(crate) fn run(conn: &Connection, key: RunKey) -> Result<Option<RunSnapshot>, Fail> {
-    let header = one(&mut conn.prepare_cached(sql::RUN)?, [key.0], run_header)?;
+pub(crate) fn header(conn: &Connection, key: RunKey) -> Result<Option<RunHeader>, Fail> {
+    one(&mut conn.prepare_cached(sql::RUN)?, [key.0], run_header)
+}
+
+pub(crate) fn task(conn: &Connection, ti: TiKey) -> Result<Option<CachedTi>, Fail> {
+    one(&mut conn.prepare_cached(sql::TASK)?, (ti.run.0, ti.task.0, ti.map_index), cached_ti)
+}
+
+fn run(conn: &Connection, key: RunKey) -> Result<Option<RunSnapshot>, Fail> {
+    let header = header(conn, key)?;
     header.map(|header| with_tasks(conn, header)).transpose()
 }
 
@@ -117,6 +170,17 @@ mod sql {
         cached_ti_columns!(),
         " FROM task_instances t WHERE t.run = ?1 ORDER BY t.task_no, t.map_index"
     );
+    pub(super) const TASK: &str = concat!(
+        "SELECT ",
+        cached_ti_columns!(),
+        " FROM task_instances t WHERE t.run = ?1 AND t.task_no = ?2 AND t.map_index = ?3"
+    );
+    /// A state that this release does not know is no reason to think that nothing goes on.
+    pub(super) const ORPHANS: &str = "SELECT r.key FROM runs r
+         WHERE r.shard = ?1 AND r.state IN ('queued', 'running') AND r.state = 'running' AND r.updated_at < ?2
+           AND NOT EXISTS (SELECT 1 FROM task_instances t WHERE t.run = r.key AND t.state NOT IN
+               ('none', 'success', 'failed', 'skipped', 'upstream_failed', 'removed'))
+         ORDER BY r.updated_at, r.key LIMIT ?3";
     pub(super) const ATTENTION: &str =
         "SELECT seq, what FROM attention WHERE shard = ?1 ORDER BY seq LIMIT ?2";
     pub(super) const DAG: &str =
@@ -133,10 +197,15 @@ mod sql {
          WHERE r.run = ?1 ORDER BY r.task_no, r.map_index";
 
     #[cfg(test)]
-    pub(super) const ALL: [&str; 10] = [
+    pub(super) const ALL: [&str; 15] = [
         DAGS_OF_SHARD,
         UNFINISHED,
         RUN,
+        TASK,
+        ORPHANS,
+        crate::shares::OF_SHARD,
+        crate::shares::OF_ONE,
+        crate::chores::OLD_RUNS,
         TASKS_OF_RUN,
         ATTENTION,
         DAG,

@@ -66,7 +66,7 @@ async fn what_was_acknowledged_is_there_after_reopening() {
     drop(store);
     let store =
         SqliteStore::open(&path, SqliteOptions { shards: 9 }, Arc::new(SystemClock)).expect("reopened");
-    let loaded = store.load_runs(&[header.key]).await.expect("loaded").pop().expect("it is there");
+    let loaded = store.load_runs(&[header.key]).await.expect("loaded").runs.pop().expect("it is there");
     assert_eq!((loaded.header, loaded.tis.len()), (header, 2));
     assert_eq!(store.shard_count().await.expect("a count"), 2, "fixed when the database was made");
 }

@@ -72,7 +72,7 @@ pub(crate) fn entry(event: &str, from: impl Into<String>, to: impl Into<String>)
 pub(crate) fn attention(tx: &Tx<'_>, shard: ShardId, what: &Attention) -> Result<(), Fail> {
     let text = serde_json::to_string(what).expect("attention is plain data");
     tx.prepare_cached("INSERT INTO attention (shard, what) VALUES (?1, ?2)")?.execute((shard.0, text))?;
-    tx.wake();
+    tx.wake(shard);
     Ok(())
 }
 

@@ -5,8 +5,8 @@
 //! that fails or panics takes back its own savepoint and nobody else's. Leases go first: a flood of triggers
 //! must not cost a scheduler its leadership.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -14,10 +14,12 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 use tenure_clock::Clock;
+use tenure_model::ShardId;
 use tenure_store::{BoxError, StoreError};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use crate::errors::Fail;
+use crate::wakes::Wakes;
 
 /// No job joins a batch that is older than this, so whoever comes meanwhile waits for it, for one job and for a
 /// commit. A hundred times what a commit takes: sharing it further would gain nothing.
@@ -33,13 +35,13 @@ pub(crate) enum Urgency {
 /// What a job writes through.
 pub(crate) struct Tx<'a> {
     conn: &'a Connection,
-    wakes: &'a Cell<bool>,
+    woken: &'a RefCell<BTreeSet<ShardId>>,
 }
 
 impl Tx<'_> {
-    /// This job leaves something behind that an owner must look at.
-    pub(crate) fn wake(&self) {
-        self.wakes.set(true);
+    /// This job leaves something behind that the shard's owner must look at.
+    pub(crate) fn wake(&self, shard: ShardId) {
+        self.woken.borrow_mut().insert(shard);
     }
 }
 
@@ -57,11 +59,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn start(
-        conn: Connection,
-        wakes: watch::Sender<u64>,
-        clock: Arc<dyn Clock>,
-    ) -> std::io::Result<Self> {
+    pub(crate) fn start(conn: Connection, wakes: Wakes, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let (jobs, inbox) = mpsc::channel();
         let mut desk = Desk { conn, wakes, clock, urgent: VecDeque::new(), ordinary: VecDeque::new() };
         let thread =
@@ -160,7 +158,7 @@ where
 
 struct Desk {
     conn: Connection,
-    wakes: watch::Sender<u64>,
+    wakes: Wakes,
     clock: Arc<dyn Clock>,
     urgent: VecDeque<Box<dyn Job>>,
     ordinary: VecDeque<Box<dyn Job>>,
@@ -196,10 +194,10 @@ impl Desk {
             return;
         }
         let begun = self.clock.boottime();
-        let woken = Cell::new(false);
+        let mut woken = BTreeSet::new();
         let (mut ran, mut kept) = (vec![], false);
         while let Some(mut job) = self.next_job() {
-            kept |= self.run_alone(job.as_mut(), &woken);
+            kept |= self.run_alone(job.as_mut(), &mut woken);
             ran.push(job);
             // A full disk or an I/O error makes SQLite give up the whole transaction, neighbours included.
             if self.conn.is_autocommit() {
@@ -211,9 +209,7 @@ impl Desk {
         }
         match self.execute(if kept { "COMMIT" } else { "ROLLBACK" }) {
             Ok(()) => {
-                if woken.get() {
-                    self.wakes.send_modify(|count| *count += 1);
-                }
+                woken.into_iter().for_each(|shard| self.wakes.ring(shard));
                 settle(ran, Ending::Committed);
             }
             Err(error) => {
@@ -225,13 +221,13 @@ impl Desk {
     }
 
     /// True if the job's changes stay in the transaction.
-    fn run_alone(&self, job: &mut dyn Job, woken: &Cell<bool>) -> bool {
+    fn run_alone(&self, job: &mut dyn Job, woken: &mut BTreeSet<ShardId>) -> bool {
         if let Err(error) = self.execute("SAVEPOINT job") {
             job.fail(error.into());
             return false;
         }
-        let wakes = Cell::new(false);
-        let tx = Tx { conn: &self.conn, wakes: &wakes };
+        let wakes = RefCell::default();
+        let tx = Tx { conn: &self.conn, woken: &wakes };
         let mut keep = catch_unwind(AssertUnwindSafe(|| job.work(&tx))).unwrap_or_else(|panic| {
             let text = panic_text(&*panic);
             tracing::error!(text, "a database job panicked");
@@ -249,7 +245,9 @@ impl Desk {
                 self.abandon();
             }
         }
-        woken.set(woken.get() || (keep && wakes.get()));
+        if keep {
+            woken.append(&mut wakes.into_inner());
+        }
         keep
     }
 

@@ -21,13 +21,14 @@ use tenure_lease::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Epoch, FenceStore, Hint, LeaseError, LeaseRecord,
     LeaseStore, Lifeline, PastTerm, ReleaseOutcome, RenewOutcome, Scope, Session, Term,
 };
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use super::changes::Changes;
 use super::lifeline::FileLifeline;
 use super::verbs::{Verbs, capabilities};
 use crate::migrations::{self, MigrationError};
 use crate::readers::Readers;
+use crate::wakes::Wakes;
 use crate::writer::Writer;
 use crate::{OpenError, STATEMENTS, files};
 
@@ -64,7 +65,7 @@ impl SqliteLeases {
         };
         let readers = Readers::start(vec![reader]).map_err(io)?;
         // Leases leave nothing for an owner to look at.
-        let writer = Writer::start(conn, watch::Sender::new(0), Arc::clone(&clock)).map_err(io)?;
+        let writer = Writer::start(conn, Wakes::new(0), Arc::clone(&clock)).map_err(io)?;
         let (changes, hints) = (Mutex::default(), super::hints());
         Ok(Self { changes, readers, writer, hints, clock, path: path.to_owned() })
     }

@@ -4,12 +4,13 @@ use tenure_clock::SystemClock;
 
 use super::*;
 
-fn writer() -> (Writer, watch::Receiver<u64>) {
+fn writer() -> (Writer, tokio::sync::watch::Receiver<u64>) {
     let conn = Connection::open_in_memory().expect("memory");
     conn.pragma_update(None, "foreign_keys", true).expect("set");
     conn.execute_batch("CREATE TABLE numbers (n INTEGER PRIMARY KEY)").expect("created");
-    let (wake, wakes) = watch::channel(0);
-    (Writer::start(conn, wake, Arc::new(SystemClock)).expect("started"), wakes)
+    let wakes = Wakes::new(2);
+    let woken = wakes.of(ShardId(0));
+    (Writer::start(conn, wakes, Arc::new(SystemClock)).expect("started"), woken)
 }
 
 fn insert(tx: &Tx<'_>, number: i64) -> Result<(), Fail> {
@@ -109,13 +110,13 @@ async fn only_kept_jobs_wake() {
     wakes.borrow_and_update();
     writer.run(Urgency::Ordinary, "adding", |tx| insert(tx, 1)).await.expect("added");
     let refused = writer.run(Urgency::Ordinary, "waking in vain", |tx| {
-        tx.wake();
+        tx.wake(ShardId(0));
         Err::<(), _>(Fail::conflict("no"))
     });
     refused.await.expect_err("refused");
     assert!(!wakes.has_changed().expect("open"));
     let woken = writer.run(Urgency::Ordinary, "waking", |tx| {
-        tx.wake();
+        tx.wake(ShardId(0));
         Ok(())
     });
     woken.await.expect("done");
