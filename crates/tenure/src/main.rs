@@ -1,9 +1,13 @@
 //! The `tenure` binary: one program for the server, the command line and the processes above tasks.
 
 mod cli;
+mod data;
 mod discovery;
 mod elect;
 mod epochs;
+mod replica;
+mod server;
+mod settings;
 mod up;
 
 use std::process::ExitCode;
@@ -17,7 +21,8 @@ fn main() -> ExitCode {
     }
     let cli = cli::Cli::parse();
     match cli.command {
-        cli::Command::Up(args) => up::run(args),
+        cli::Command::Up(settings) => up::run(&settings.0),
+        cli::Command::Server(settings) => server::run(&settings.0),
         cli::Command::Elect(args) => elect::run(&args, &cli.globals),
         command => cli::run(command, cli.globals),
     }

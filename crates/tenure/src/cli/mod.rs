@@ -7,7 +7,9 @@
 mod admin;
 mod clear;
 mod client;
+mod config;
 mod dag;
+mod database;
 mod failure;
 mod lease;
 mod logs;
@@ -28,6 +30,8 @@ pub use client::endpoint;
 use client::{Client, Path};
 pub use failure::{Failure, NOT_THE_MASTER};
 use screen::Screen;
+
+use crate::settings::{ServerSettings, UpSettings};
 
 /// Tenure schedules and runs workflows.
 #[derive(Debug, Parser)]
@@ -90,7 +94,16 @@ pub enum OutputFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run everything here: scheduler, API and agent in one process, with a database in a folder
-    Up(crate::up::UpArgs),
+    Up(UpSettings),
+    /// Run one replica of a cluster: scheduler and API on a shared Postgres, for agents elsewhere
+    #[command(after_help = SERVER_HELP)]
+    Server(ServerSettings),
+    /// What is set, and where each value came from
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// The state's database: how it is, and into how many shards it is divided
+    #[command(subcommand)]
+    Database(database::DatabaseCommand),
     /// Look at dags, register, pause and delete them, check dag files
     #[command(subcommand)]
     Dag(dag::DagCommand),
@@ -128,6 +141,15 @@ pub enum Command {
     Version,
 }
 
+const SERVER_HELP: &str = "\
+Examples:
+  export TENURE_DATABASE_URL=postgres://tenure:…@db/tenure
+  TENURE_BOOTSTRAP_TOKEN=$(openssl rand -hex 32) tenure server --listen 0.0.0.0:8080
+  tenure server --config /etc/tenure/tenure.toml --advertise http://10.0.0.7:8080
+
+TENURE_BOOTSTRAP_TOKEN names the administrators' token of a new database; no token is built in. Start as many as you
+like: they share the work out. SIGTERM hands it over to the others first. See docs/cluster.md.";
+
 const COMPLETION_HELP: &str = "\
 Examples:
   tenure completion bash > ~/.local/share/bash-completion/completions/tenure
@@ -150,7 +172,7 @@ pub fn run(command: Command, globals: Globals) -> ExitCode {
 
 fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
     match command {
-        Command::Up(_) | Command::Elect(_) => unreachable!("`main` starts these itself"),
+        Command::Up(_) | Command::Server(_) | Command::Elect(_) => unreachable!("`main` starts these itself"),
         Command::Dag(command) => dag::run(command, context),
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),
@@ -160,6 +182,8 @@ fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Member(lease::MemberCommand::List { component }) => {
             lease::members(component.as_deref(), context)
         }
+        Command::Config(command) => config::run(&command, context),
+        Command::Database(command) => database::run(&command, context),
         Command::Audit(args) => admin::audit(&args, context),
         Command::Health => admin::health(context),
         Command::Version => admin::version(context),

@@ -21,8 +21,7 @@ use tenure_lease_etcd::EtcdOptions;
 
 use crate::epochs::Epochs;
 
-pub use given::{Given, Source};
-pub use knobs::KNOBS;
+pub use given::{Given, ServerSettings, Source, UpSettings};
 
 /// Which command is set up. They differ in what they are wired to, not in what they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use expect_test::{Expect, expect};
 
+use super::knobs::KNOBS;
 use super::*;
 
 const DATABASE: &str = "postgres://ada:secret@db/tenure";

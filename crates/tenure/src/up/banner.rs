@@ -1,22 +1,8 @@
 //! What a person sees in the terminal of `tenure up`.
 
-use std::io::IsTerminal;
 use std::path::Path;
 
-use tracing_subscriber::EnvFilter;
-
-use super::FolderReport;
-
-/// `TENURE_LOG` takes tracing's filter syntax, like `debug` or `tenure_scheduler=trace`.
-pub(super) fn start_logging() {
-    let filter = EnvFilter::try_from_env("TENURE_LOG").unwrap_or_else(|_| EnvFilter::new("warn,tenure=info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
-}
+use crate::replica::FolderReport;
 
 pub(super) struct Facts<'a> {
     pub url: &'a str,

@@ -1,57 +1,42 @@
 //! The agent in this process, and the scheduler in this process, introduced to each other.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use tenure_agent::{Agent, ControlPlane};
-use tenure_dispatch::{AssignError, Executor};
-use tenure_model::{Ack, Assignment, AttemptId, NodeId, Report};
-use tenure_scheduler::ReportInbox;
+use tenure_clock::Clock;
+use tenure_dispatch::{AssignError, Executor, Link};
+use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, Report};
+use tenure_scheduler::ReportDesk;
 use tokio::sync::watch;
 
-/// Hands attempts to the local agent, and holds them until it is there.
-#[derive(Debug)]
+/// There is one link, from when the agent is there to the end of the process.
+const LINK: u64 = 1;
+
+/// Hands attempts to the local agent, once it is there.
 pub(super) struct LocalExecutor {
     node: NodeId,
-    agent: watch::Sender<Option<Slot>>,
-}
-
-#[derive(Clone)]
-struct Slot(Arc<Mutex<Option<Arc<Agent>>>>);
-
-impl std::fmt::Debug for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Slot")
-    }
+    clock: Arc<dyn Clock>,
+    agent: OnceLock<Agent>,
+    links: watch::Sender<u64>,
 }
 
 impl LocalExecutor {
-    pub fn new(node: NodeId) -> Self {
-        Self { node, agent: watch::channel(None).0 }
+    pub fn new(node: NodeId, clock: Arc<dyn Clock>) -> Self {
+        Self { node, clock, agent: OnceLock::new(), links: watch::Sender::new(0) }
     }
 
     pub fn set(&self, agent: Agent) {
-        self.agent.send_replace(Some(Slot(Arc::new(Mutex::new(Some(Arc::new(agent)))))));
+        assert!(self.agent.set(agent).is_ok(), "a process has one agent");
+        self.links.send_replace(LINK);
     }
 
-    /// Stops handing out and lets the agent go; answers with how many tasks run on without it.
+    /// Lets the agent go; answers with how many tasks run on without it.
     pub async fn shutdown(&self) -> usize {
-        let slot = self.agent.borrow().clone();
-        let agent = slot.and_then(|slot| slot.0.lock().expect("no panic while holding the agent").take());
-        let Some(agent) = agent else { return 0 };
+        let Some(agent) = self.agent.get() else { return 0 };
         let running = agent.running();
-        // Hand-overs in progress hold the agent for an instant; dropping it then is a shutdown, too.
-        if let Ok(agent) = Arc::try_unwrap(agent) {
-            agent.shutdown().await;
-        }
+        agent.shutdown().await;
         running
-    }
-
-    /// `None` once it has been shut down.
-    async fn agent(&self) -> Option<Arc<Agent>> {
-        let mut agent = self.agent.subscribe();
-        let slot = agent.wait_for(Option::is_some).await.ok()?.clone()?;
-        slot.0.lock().expect("no panic while holding the agent").clone()
     }
 }
 
@@ -59,8 +44,8 @@ impl LocalExecutor {
 impl Executor for LocalExecutor {
     async fn assign(&self, assignment: Assignment) -> Result<(), AssignError> {
         let (node, scope, epoch) = (assignment.node.clone(), assignment.scope.clone(), assignment.epoch);
-        let Some(agent) = self.agent().await else {
-            return Err(AssignError::NotTaken { node, reason: "the agent has stopped".into() });
+        let Some(agent) = self.agent.get() else {
+            return Err(AssignError::NotTaken { node, reason: "the agent is not there yet".into() });
         };
         match agent.assign(assignment).await {
             Ok(()) => Ok(()),
@@ -71,12 +56,26 @@ impl Executor for LocalExecutor {
         }
     }
 
-    fn reaches(&self, node: &NodeId) -> bool {
-        *node == self.node
+    /// An agent in the same process is as alive as whoever asks.
+    fn link(&self, node: &NodeId) -> Option<Link> {
+        (*node == self.node && self.agent.get().is_some())
+            .then(|| Link { id: LINK, heard: self.clock.boottime() })
+    }
+
+    fn linked(&self) -> Vec<NodeId> {
+        self.agent.get().map(|_| self.node.clone()).into_iter().collect()
+    }
+
+    fn links(&self) -> watch::Receiver<u64> {
+        self.links.subscribe()
+    }
+
+    async fn inventory(&self, node: &NodeId) -> Option<Vec<Held>> {
+        self.agent.get().filter(|_| *node == self.node).map(Agent::inventory)
     }
 
     async fn stop(&self, _node: &NodeId, attempt: AttemptId) {
-        if let Some(agent) = self.agent().await {
+        if let Some(agent) = self.agent.get() {
             agent.stop(attempt).await;
         }
     }
@@ -85,18 +84,18 @@ impl Executor for LocalExecutor {
 /// Brings the agent's reports to the scheduler of the same process.
 #[derive(Debug)]
 pub(super) struct LocalControlPlane {
-    inbox: ReportInbox,
+    desk: ReportDesk,
 }
 
 impl LocalControlPlane {
-    pub fn new(inbox: ReportInbox) -> Self {
-        Self { inbox }
+    pub fn new(desk: ReportDesk) -> Self {
+        Self { desk }
     }
 }
 
 #[async_trait]
 impl ControlPlane for LocalControlPlane {
     async fn submit(&self, report: Report) -> Ack {
-        self.inbox.submit(report).await
+        self.desk.submit(report).await
     }
 }

@@ -1,4 +1,5 @@
 //! The data folder: who may use it, who it is, and the token that opens its server.
+//! Whoever holds its lock is the only process of that name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -11,19 +12,17 @@ use rustix::fs::FlockOperation;
 use tenure_clock::Entropy;
 
 use crate::discovery::TOKEN_FILE;
+use crate::elect::host_name;
 
 const LOCK_TRIES: u32 = 20;
 const LOCK_TRY_EVERY: Duration = Duration::from_millis(25);
 
 #[derive(Debug)]
-pub(super) struct DataFolder {
+pub struct DataFolder {
     pub root: PathBuf,
     /// Names this installation across restarts. While we hold the folder's lock, whoever else carried this
     /// name is gone.
     pub instance: String,
-    /// What the agent of this installation is called: the host it was made on, and a few signs of its own.
-    pub node: String,
-    pub token: String,
     _lock: File,
 }
 
@@ -35,11 +34,17 @@ impl DataFolder {
         let lock = lock(&root).with_context(at)?;
         let instance =
             read_or_create(&root.join("instance"), || hex(&entropy.bytes::<16>())).with_context(at)?;
-        let node = || format!("{}-{}", super::node::host_name(), &instance[..4]);
-        let node = read_or_create(&root.join("node"), node).with_context(at)?;
-        let token =
-            read_or_create(&root.join(TOKEN_FILE), || hex(&entropy.bytes::<32>())).with_context(at)?;
-        Ok(Self { root, instance, node, token, _lock: lock })
+        Ok(Self { root, instance, _lock: lock })
+    }
+
+    /// The token of this folder's server, made with its first use.
+    pub fn admin_token(&self, entropy: &Entropy) -> Result<String> {
+        read_or_create(&self.token_file(), || hex(&entropy.bytes::<32>()))
+    }
+
+    /// What the agent of this installation is called: the host it was made on, and a few signs of its own.
+    pub fn node(&self) -> Result<String> {
+        read_or_create(&self.root.join("node"), || format!("{}-{}", host_name(), &self.instance[..4]))
     }
 
     pub fn token_file(&self) -> PathBuf {
@@ -50,8 +55,9 @@ impl DataFolder {
         self.root.join("agent")
     }
 
-    pub fn logs(&self) -> Result<PathBuf> {
-        let logs = self.root.join("logs");
+    /// Where the logs of tasks are kept, unless somebody wants them elsewhere.
+    pub fn logs(&self, elsewhere: Option<&Path>) -> Result<PathBuf> {
+        let logs = elsewhere.map_or_else(|| self.root.join("logs"), Path::to_owned);
         fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         Ok(logs)
     }
@@ -95,12 +101,17 @@ fn read_or_create(path: &Path, make: impl FnOnce() -> String) -> Result<String> 
         Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
     let text = make();
+    let at = || format!("cannot write {}", path.display());
     let unfinished = path.with_extension("new");
-    let mut file =
-        OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&unfinished)?;
-    writeln!(file, "{text}")?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)?;
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&unfinished)
+        .with_context(at)?;
+    writeln!(file, "{text}").and_then(|()| file.sync_all()).with_context(at)?;
+    fs::rename(&unfinished, path).with_context(at)?;
     Ok(text)
 }
 
@@ -119,10 +130,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("data");
         let first = DataFolder::open(&root, &Entropy::seeded(1)).unwrap();
-        let (token, instance) = (first.token.clone(), first.instance.clone());
+        let (token, instance) = (first.admin_token(&Entropy::seeded(1)).unwrap(), first.instance.clone());
         drop(first);
         let second = DataFolder::open(&root, &Entropy::seeded(2)).unwrap();
-        assert_eq!((second.token.as_str(), second.instance.as_str()), (token.as_str(), instance.as_str()));
+        assert_eq!(second.admin_token(&Entropy::seeded(3)).unwrap(), token);
+        assert_eq!(second.instance, instance);
         assert_eq!(token.len(), 64);
         let mode = fs::metadata(second.token_file()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);

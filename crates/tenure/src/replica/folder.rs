@@ -19,13 +19,12 @@ use tenure_store::{DagRegistration, SharedStore, Trigger};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-const DEFAULT_FOLDER: &str = "dags";
 /// An editor writes a file in several steps; what arrives within this is one change.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Events can be lost, and a folder can appear later: look anyway.
 const RESCAN_EVERY: Duration = Duration::from_secs(10);
 
-pub(super) struct DagFolder {
+pub struct DagFolder {
     root: PathBuf,
     store: SharedStore,
     clock: Arc<dyn Clock>,
@@ -40,7 +39,7 @@ type Listing = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
 
 /// What a scan has found.
 #[derive(Debug)]
-pub(super) struct FolderReport {
+pub struct FolderReport {
     root: PathBuf,
     exists: bool,
     dags: Vec<DagId>,
@@ -50,13 +49,17 @@ pub(super) struct FolderReport {
 type Shared<T> = Arc<RwLock<T>>;
 
 impl DagFolder {
-    /// A folder that was asked for must be there; the default one may come later.
-    pub fn new(asked: Option<PathBuf>, store: SharedStore, clock: Arc<dyn Clock>) -> Result<Self> {
-        if let Some(folder) = asked.as_ref().filter(|folder| !folder.is_dir()) {
-            bail!("the dags folder {} is not there", folder.display());
+    pub fn new(root: PathBuf, store: &SharedStore, clock: &Arc<dyn Clock>) -> Self {
+        let (store, clock) = (Arc::clone(store), Arc::clone(clock));
+        Self { root, store, clock, seen: None, known: BTreeMap::new() }
+    }
+
+    /// One that must be there.
+    pub fn existing(root: &Path, store: &SharedStore, clock: &Arc<dyn Clock>) -> Result<Self> {
+        if !root.is_dir() {
+            bail!("the dags folder {} is not there", root.display());
         }
-        let root = asked.unwrap_or_else(|| DEFAULT_FOLDER.into());
-        Ok(Self { root, store, clock, seen: None, known: BTreeMap::new() })
+        Ok(Self::new(root.to_owned(), store, clock))
     }
 
     pub fn root(&self) -> &Path {
@@ -194,7 +197,7 @@ impl DagFolder {
 }
 
 /// Parses a dag that came over the network, with the files that were sent along.
-pub(super) fn parse_pushed(
+pub fn parse_pushed(
     name: &str,
     text: &str,
     files: BTreeMap<String, EmbeddedFile>,
