@@ -40,6 +40,14 @@ pub struct Cluster {
     nodes: BTreeMap<NodeId, Place>,
 }
 
+/// How much of a node counts.
+#[derive(Clone, Copy, Debug)]
+enum Reach {
+    Own,
+    More,
+    Whole,
+}
+
 #[derive(Clone, Debug)]
 struct Place {
     node: Node,
@@ -116,19 +124,24 @@ impl Cluster {
 
     /// The node that `place` would take.
     pub fn choose(&self, request: &Request) -> Result<NodeId, Unplaceable> {
-        self.best(request, false)
+        self.best(request, Reach::Own)
     }
 
-    /// The node that `place` would take if it had all that could be asked for.
+    /// The node that `place` would take if it had all that is to be had.
     pub fn attainable(&self, request: &Request) -> Result<NodeId, Unplaceable> {
-        self.best(request, true)
+        self.best(request, Reach::More)
     }
 
-    fn best(&self, request: &Request, with_more: bool) -> Result<NodeId, Unplaceable> {
+    /// The node that `place` would take if the others gave up what they have of it.
+    pub fn conceivable(&self, request: &Request) -> Result<NodeId, Unplaceable> {
+        self.best(request, Reach::Whole)
+    }
+
+    fn best(&self, request: &Request, reach: Reach) -> Result<NodeId, Unplaceable> {
         let mut rejections = vec![];
         let mut best: Option<(u64, &NodeId)> = None;
         for (id, place) in &self.nodes {
-            match place.rejects(request, with_more) {
+            match place.rejects(request, reach) {
                 Some(rejection) => rejections.push((id.clone(), rejection)),
                 // Spread: the least loaded node wins, the first by name among equals.
                 None if best.is_none_or(|(load, _)| place.load() < load) => best = Some((place.load(), id)),
@@ -154,7 +167,7 @@ impl Cluster {
 }
 
 impl Place {
-    fn rejects(&self, request: &Request, with_more: bool) -> Option<Rejection> {
+    fn rejects(&self, request: &Request, reach: Reach) -> Option<Rejection> {
         if !self.node.reachable {
             return Some(Rejection::Unreachable);
         }
@@ -171,11 +184,11 @@ impl Place {
             if *amount > capacity {
                 return Some(Rejection::TooSmall { resource: resource.clone() });
             }
-            let allowed = match &self.allowance {
-                None => capacity,
-                Some(Allowance { own, more }) => {
-                    let more = if with_more { more.get(resource) } else { 0 };
-                    (own.get(resource) + more).min(capacity)
+            let allowed = match (&self.allowance, reach) {
+                (None, _) | (_, Reach::Whole) => capacity,
+                (Some(Allowance { own, .. }), Reach::Own) => own.get(resource).min(capacity),
+                (Some(Allowance { own, more }), Reach::More) => {
+                    (own.get(resource) + more.get(resource)).min(capacity)
                 }
             };
             if *amount > allowed.saturating_sub(self.reserved.get(resource)) {

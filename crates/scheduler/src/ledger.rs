@@ -185,7 +185,8 @@ impl Ledger {
             }
             Limit::Capacity(shape) => {
                 let request = &self.shapes[shape.0 as usize];
-                let node = self.cluster.attainable(request).ok()?;
+                let node =
+                    self.cluster.attainable(request).or_else(|_| self.cluster.conceivable(request)).ok()?;
                 Some((Common::Node(node), request.resources.clone()))
             }
             _ => None,

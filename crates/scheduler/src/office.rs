@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tenure_lease::{LeaseMetrics, Scope, Tenure, with_causes};
 use tenure_model::ShardId;
 use tenure_store::StoreError;
@@ -170,10 +171,11 @@ impl Office {
 
     /// Until time itself gives the owner something to do.
     fn until_timer(&self, owner: &ShardOwner) -> Duration {
-        let now = self.deps.clock.now();
-        owner
-            .next_wake()
-            .map_or(Duration::MAX, |at| Duration::try_from(at.duration_since(now)).unwrap_or_default())
+        let (now, boottime) = (self.deps.clock.now(), self.deps.clock.boottime());
+        let until = |at: Timestamp| Duration::try_from(at.duration_since(now)).unwrap_or_default();
+        let timer = owner.next_wake().map(until);
+        let trade = owner.trades.next().map(|at| at.saturating_since(boottime));
+        timer.into_iter().chain(trade).min().unwrap_or(Duration::MAX)
     }
 
     fn leading(&self, owner: &ShardOwner, look: bool) {

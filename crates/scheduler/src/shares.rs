@@ -1,9 +1,10 @@
 //! How a shard comes by its part of what all shards draw from, and gives it up again.
 //!
 //! A share is kept in the database and belongs to the shard, not to its owner of the moment. Within it an owner binds
-//! without asking anybody. It asks for more when tasks wait for nothing else; when another shard wants some, it gives
-//! back what it does not use, and while it has more than its fair part, also what its tasks leave. So nobody
-//! waits for long behind somebody who merely has, and nothing is ever used twice.
+//! without asking anybody. It asks for more when tasks wait for nothing else. When other shards want some, it gives
+//! back what it does not use beyond its fair part, and where there is less than one task's worth for each shard, all
+//! that its tasks leave, and then stands in line like everybody. So nobody waits for long behind somebody who merely has,
+//! and nothing is ever used twice.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,14 +22,23 @@ use crate::pass::PassError;
 pub(crate) struct Trades {
     /// Others want some of it, until then.
     pressed: BTreeMap<Common, BootTime>,
-    /// Asked for in vain: not again before then, unless somebody gives some back.
+    /// Not to be asked for before then, unless somebody gives some back.
     patient: BTreeMap<Common, BootTime>,
+}
+
+/// What tasks wait for: all of it, and the least that would let one of them go.
+#[derive(Debug, Default)]
+struct Want {
+    all: Resources,
+    one: Resources,
 }
 
 /// How long a shard that was asked for something remembers it.
 const PRESSED_FOR: Duration = Duration::from_secs(5);
 /// How long a shard waits before it asks in vain once more.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long whoever gave something back leaves it to the others.
+const AFTER_YOU: Duration = Duration::from_millis(30);
 
 impl Trades {
     /// Another shard wants some, or has given some back: either way, look at it anew.
@@ -37,8 +47,9 @@ impl Trades {
         self.pressed.insert(of, now + PRESSED_FOR);
     }
 
-    fn is_pressed(&self, of: &Common, now: BootTime) -> bool {
-        self.pressed.get(of).is_some_and(|until| *until > now)
+    /// When something may be asked for again.
+    pub fn next(&self) -> Option<BootTime> {
+        self.patient.values().min().copied()
     }
 }
 
@@ -49,7 +60,9 @@ impl ShardOwner {
             return Ok(false);
         }
         let now = self.deps.clock.boottime();
-        let bids = self.bids(now);
+        self.trades.pressed.retain(|_, until| *until > now);
+        self.trades.patient.retain(|_, until| *until > now);
+        let bids = self.bids();
         if bids.is_empty() {
             return Ok(false);
         }
@@ -60,9 +73,11 @@ impl ShardOwner {
             let before = self.ledger.account(&share.of).share;
             self.ledger.set_share(share);
             gained |= exceeds(&share.amount, &before);
-            if exceeds(&bid.wish, &share.amount) {
-                self.trades.patient.insert(share.of.clone(), now + PATIENCE);
-            }
+            let pause = match exceeds(&before, &bid.wish) {
+                true => Some(AFTER_YOU),
+                false => exceeds(&bid.wish, &share.amount).then_some(PATIENCE),
+            };
+            self.trades.patient.extend(pause.map(|pause| (share.of.clone(), now + pause)));
         }
         if gained {
             self.ready.free_all();
@@ -70,54 +85,54 @@ impl ShardOwner {
         Ok(gained)
     }
 
-    fn bids(&mut self, now: BootTime) -> Vec<Bid> {
-        self.trades.pressed.retain(|_, until| *until > now);
-        self.trades.patient.retain(|_, until| *until > now);
-        let mut wanted: BTreeMap<Common, Resources> = BTreeMap::new();
+    fn bids(&self) -> Vec<Bid> {
+        let mut wants: BTreeMap<Common, Want> =
+            self.trades.pressed.keys().map(|of| (of.clone(), Want::default())).collect();
         for (limit, count) in self.ready.parked() {
             if let Some((of, one)) = self.ledger.demand(limit) {
-                let all = Resources(
-                    one.0.iter().map(|(name, amount)| (name.clone(), amount * count as u64)).collect(),
-                );
-                wanted.entry(of).or_default().add(&all);
+                wants.entry(of).or_default().add(one, count as u64);
             }
         }
-        let pressed = self.trades.pressed.keys().filter(|of| !wanted.contains_key(of)).cloned();
-        let pressed: Vec<Common> = pressed.collect();
-        let mut bids = vec![];
-        for of in pressed {
+        let bid = |(of, want): (Common, Want)| {
             let account = self.ledger.account(&of);
-            if exceeds(&account.share, &account.used) {
-                bids.push(Bid { of, wish: account.used });
-            }
-        }
-        for (of, want) in wanted {
-            let account = self.ledger.account(&of);
-            let pressed = self.trades.is_pressed(&of, now);
+            let pressed = self.trades.pressed.contains_key(&of);
             let wish = wish(&account, &want, pressed, u64::from(self.deps.shards));
-            let less = exceeds(&account.share, &wish);
-            if less || (exceeds(&wish, &account.share) && !self.trades.patient.contains_key(&of)) {
-                bids.push(Bid { of, wish });
-            }
-        }
-        bids
+            let asks = exceeds(&wish, &account.share) && !self.trades.patient.contains_key(&of);
+            (asks || exceeds(&account.share, &wish)).then_some(Bid { of, wish })
+        };
+        wants.into_iter().filter_map(bid).collect()
     }
 }
 
-/// What the share should be: enough for what waits, as far as there is any. While others wait too, a shard keeps what
-/// it uses and asks for no more than its fair part.
-fn wish(account: &Account, want: &Resources, pressed: bool, shards: u64) -> Resources {
-    let names = account.total.0.keys();
-    let of = |name: &String| {
-        let (total, used) = (account.total.get(name), account.used.get(name));
-        let enough = (used + want.get(name)).min(total);
-        if pressed {
-            used.max(enough.min(total / shards))
-        } else {
-            enough.max(account.share.get(name)).min(total)
+impl Want {
+    fn add(&mut self, one: Resources, count: u64) {
+        for (name, amount) in one.0 {
+            *self.all.0.entry(name.clone()).or_default() += amount * count;
+            let least = self.one.0.entry(name).or_insert(amount);
+            *least = amount.min(*least);
         }
+    }
+}
+
+/// What the share should be. A shard that nobody presses keeps what it has and wants what its tasks wait for. A pressed
+/// one keeps what it uses and its fair part, if that is of any use; when it has nothing left to give, it asks for one
+/// task's worth.
+fn wish(account: &Account, want: &Want, pressed: bool, shards: u64) -> Resources {
+    let Account { total, share, used } = account;
+    let each = |amount: &dyn Fn(&str) -> u64| {
+        Resources(total.0.keys().map(|name| (name.clone(), amount(name).min(total.get(name)))).collect())
     };
-    Resources(names.map(|name| (name.clone(), of(name))).collect())
+    let enough = |name: &str| used.get(name) + want.all.get(name);
+    if !pressed {
+        return each(&|name| enough(name).max(share.get(name)));
+    }
+    let fair_is_of_use = want.one.0.iter().all(|(name, one)| total.get(name) / shards >= *one);
+    let fair = |name: &str| if fair_is_of_use { enough(name).min(total.get(name) / shards) } else { 0 };
+    let kept = each(&|name| used.get(name).max(fair(name)));
+    if exceeds(share, &kept) {
+        return kept;
+    }
+    each(&|name| kept.get(name).max(used.get(name) + want.one.get(name)))
 }
 
 /// In any resource.
@@ -133,9 +148,13 @@ mod tests {
         Resources::default().with("slots", count)
     }
 
-    fn share_of(total: u64, share: u64, used: u64, want: u64, pressed: bool) -> u64 {
+    fn share_of(total: u64, share: u64, used: u64, waiting: u64, pressed: bool) -> u64 {
         let account = Account { total: amount(total), share: amount(share), used: amount(used) };
-        wish(&account, &amount(want), pressed, 4).get("slots")
+        let mut want = Want::default();
+        if waiting > 0 {
+            want.add(amount(1), waiting);
+        }
+        wish(&account, &want, pressed, 4).get("slots")
     }
 
     #[test]
@@ -146,10 +165,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pressed_shard_keeps_what_it_uses_and_asks_for_its_fair_part_at_most() {
+    fn a_pressed_shard_keeps_what_it_uses_and_its_fair_part_if_it_has_work_for_it() {
         assert_eq!(share_of(100, 100, 80, 1_000, true), 80);
         assert_eq!(share_of(100, 100, 10, 1_000, true), 25);
-        assert_eq!(share_of(100, 10, 10, 3, true), 13);
-        assert_eq!(share_of(2, 2, 1, 9, true), 1, "fewer than there are shards: each gives way to the next");
+        assert_eq!(share_of(100, 40, 10, 3, true), 13);
+        assert_eq!(share_of(100, 40, 10, 0, true), 10);
+    }
+
+    #[test]
+    fn a_pressed_shard_with_nothing_to_give_asks_for_its_fair_part_or_for_one_more() {
+        assert_eq!(share_of(100, 10, 10, 1_000, true), 25);
+        assert_eq!(share_of(100, 30, 30, 1_000, true), 31);
+    }
+
+    #[test]
+    fn where_there_is_less_than_one_for_each_what_a_task_leaves_goes_to_the_next_in_line() {
+        assert_eq!(share_of(2, 2, 1, 9, true), 1);
+        assert_eq!(share_of(2, 1, 0, 9, true), 0);
+        assert_eq!(share_of(2, 0, 0, 9, true), 1);
     }
 }
