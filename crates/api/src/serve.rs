@@ -1,6 +1,7 @@
 //! Accepts connections and serves the router on them, until told to stop.
 //!
-//! Promises: a client that sends its headers too slowly, idles, or stops reading its answer loses its connection;
+//! Promises: a client that sends its headers too slowly, idles, or stops reading its answer loses its connection; over
+//! HTTP/2, where agents keep one open, whoever does not answer pings loses it;
 //! only so many are open at once, the next ones wait; after `shutdown` no new connection is accepted, requests in flight are
 //! finished, and whoever takes longer than the grace is cut off.
 
@@ -42,6 +43,14 @@ impl Default for ServeLimits {
         }
     }
 }
+
+/// HTTP/2 connections are long and often quiet: a ping shows whether anybody is there.
+const PING_EVERY: Duration = Duration::from_secs(10);
+const PONG_WITHIN: Duration = Duration::from_secs(10);
+/// Room for a few of an agent's batches on their way.
+const STREAM_WINDOW: u32 = 4 * 1024 * 1024;
+const PAUSE_IN_PREFACE: Duration = Duration::from_millis(5);
+const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
 /// Accepting fails when file descriptors run out; trying again at once would only spin.
 const PAUSE_AFTER_FAILED_ACCEPT: Duration = Duration::from_millis(100);
@@ -94,8 +103,19 @@ async fn serve_connection(
         tracing::debug!(%error, "a connection was gone before it was served");
         return;
     }
+    // Looked at here, because the builder itself would wait for a preface for ever.
+    let looking = tokio::time::timeout(limits.headers_within, speaks_http2(&stream));
+    let Some(Ok(speaks_http2)) = shutdown.run_until_cancelled(looking).await else { return };
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(limits.headers_within);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PONG_WITHIN)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(STREAM_WINDOW * 4);
+    let builder = if speaks_http2 { builder.http2_only() } else { builder.http1_only() };
     let stream = TokioIo::new(Patient::new(stream, limits.reads_within));
     let mut connection = pin!(builder.serve_connection(stream, TowerToHyperService::new(router)));
     let ended = tokio::select! {
@@ -107,6 +127,20 @@ async fn serve_connection(
     };
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// Without taking anything off the stream. A client that says nothing, or ends, is left to the one that reads.
+async fn speaks_http2(stream: &TcpStream) -> bool {
+    let mut beginning = [0; PREFACE.len()];
+    loop {
+        match stream.peek(&mut beginning).await {
+            Ok(0) | Err(_) => return false,
+            Ok(length) if beginning[..length] != PREFACE[..length] => return false,
+            Ok(length) if length == PREFACE.len() => return true,
+            // Half a preface. More of it does not make the stream readable anew, so it is looked at again.
+            Ok(_) => tokio::time::sleep(PAUSE_IN_PREFACE).await,
+        }
     }
 }
 

@@ -210,7 +210,7 @@ impl Server {
     pub async fn drive_with(&self, dag: &str, run: &str, moves: &str, result: Option<Value>) {
         let tenant = TenantId::default_tenant();
         let view = self.store.get_run(&tenant, &DagId::new(dag), &RunId::new(run)).await.unwrap().unwrap();
-        let snapshot = self.store.load_runs(&[view.key]).await.unwrap().pop().unwrap();
+        let snapshot = self.store.load_runs(&[view.key]).await.unwrap().runs.pop().unwrap();
         let mut change = RunChange {
             run: view.key,
             revision: snapshot.header.revision,

@@ -73,6 +73,19 @@ async fn a_client_that_never_finishes_its_headers_is_cut_off() {
 }
 
 #[tokio::test]
+async fn a_client_that_says_nothing_or_half_a_preface_is_cut_off() {
+    let server = Server::start().await;
+    let limits = ServeLimits { headers_within: Duration::from_millis(200), ..ServeLimits::default() };
+    let listening = Listening::start(&server, limits).await;
+    for beginning in [&b""[..], b"PRI * HT", b"P"] {
+        let mut stream = listening.connect().await;
+        stream.write_all(beginning).await.unwrap();
+        assert_eq!(read_to_end(&mut stream).await, "");
+    }
+    listening.stop().await;
+}
+
+#[tokio::test]
 async fn an_idle_connection_is_closed_after_its_answer() {
     let server = Server::start().await;
     let limits = ServeLimits { headers_within: Duration::from_millis(200), ..ServeLimits::default() };
