@@ -142,15 +142,20 @@ pub enum Why {
     Unreadable { reason: String },
 }
 
+impl From<Why> for WireWhy {
+    fn from(why: Why) -> Self {
+        match why {
+            Why::StaleEpoch { highest } => Self::StaleEpoch(highest),
+            Why::NotTaken { reason } => Self::NotTaken(reason),
+            Why::Unreadable { reason } => Self::Unreadable(reason),
+        }
+    }
+}
+
 impl From<Refusal> for wire::Refusal {
     fn from(refusal: Refusal) -> Self {
-        let why = match refusal.why {
-            Why::StaleEpoch { highest } => WireWhy::StaleEpoch(highest),
-            Why::NotTaken { reason } => WireWhy::NotTaken(reason),
-            Why::Unreadable { reason } => WireWhy::Unreadable(reason),
-        };
         let (attempt, ti) = (Some(refusal.attempt.into()), Some(refusal.ti.into()));
-        Self { attempt, ti, scope: refusal.scope, why: Some(why) }
+        Self { attempt, ti, scope: refusal.scope, why: Some(refusal.why.into()) }
     }
 }
 

@@ -18,6 +18,7 @@ mod control;
 mod epochs;
 mod folder;
 mod http;
+mod link;
 mod log_store;
 mod output;
 mod processes;
@@ -32,6 +33,7 @@ use std::process::ExitCode;
 
 pub use agent::{Agent, AgentConfig, AgentError, AssignError};
 pub use control::ControlPlane;
+pub use link::{BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
 pub use log_store::{BoxError, LogStore};
 
 /// `<executable> __supervise <attempt folder>`: the process above one attempt.

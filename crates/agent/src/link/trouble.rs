@@ -1,0 +1,111 @@
+//! How it stands with a link, and what to do about it.
+
+use std::error::Error;
+use std::fmt;
+
+use tonic::{Code, Status};
+
+/// How it stands with one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    Connecting,
+    Up {
+        replica: String,
+    },
+    /// It leads to a replica that is reached by another address already.
+    Alias,
+    Down(Trouble),
+}
+
+/// Why a link is down. The text names the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    Unreachable {
+        error: String,
+    },
+    /// The token is not accepted.
+    WrongToken {
+        said: String,
+    },
+    /// The replica speaks another protocol.
+    OtherVersion {
+        said: String,
+    },
+    /// Something answers there, and it is no replica.
+    NotTenure {
+        said: String,
+    },
+    /// Another agent goes by this node's name.
+    NameTaken {
+        said: String,
+    },
+    Silent,
+    /// The replica has ended the stream.
+    Ended {
+        said: String,
+    },
+}
+
+impl Trouble {
+    /// Trying again soon will not help; somebody has to change something.
+    pub fn needs_somebody(&self) -> bool {
+        match self {
+            Self::WrongToken { .. }
+            | Self::OtherVersion { .. }
+            | Self::NotTenure { .. }
+            | Self::NameTaken { .. } => true,
+            Self::Unreachable { .. } | Self::Silent | Self::Ended { .. } => false,
+        }
+    }
+
+    pub(super) fn unreachable(error: &dyn Error) -> Self {
+        Self::Unreachable { error: with_causes(error) }
+    }
+
+    pub(super) fn from_status(status: &Status) -> Self {
+        let said = status.message().to_owned();
+        match status.code() {
+            Code::Unauthenticated | Code::PermissionDenied => Self::WrongToken { said },
+            Code::FailedPrecondition => Self::OtherVersion { said },
+            Code::Aborted => Self::NameTaken { said },
+            Code::Unimplemented => Self::NotTenure { said },
+            // The connection's own troubles come with their cause.
+            _ => match status.source() {
+                Some(source) => Self::Unreachable { error: with_causes(source) },
+                None => Self::Ended { said },
+            },
+        }
+    }
+}
+
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        // Some wrappers repeat what they wrap.
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable { error } => write!(f, "it cannot be reached ({error})"),
+            Self::WrongToken { said } => {
+                write!(f, "it does not accept the token ({said}): give the right one with --token")
+            }
+            Self::OtherVersion { said } => f.write_str(said),
+            Self::NotTenure { said } => {
+                write!(f, "what answers there is no Tenure server ({said}): check --server")
+            }
+            Self::NameTaken { said } => f.write_str(said),
+            Self::Silent => f.write_str("it gives no sign of life"),
+            Self::Ended { said } => write!(f, "it has ended the connection ({said})"),
+        }
+    }
+}
