@@ -28,11 +28,22 @@ pub struct PostgresOptions {
     /// Shown by `pg_stat_activity`.
     pub application_name: String,
     pub epochs: EpochMint,
+    /// When the server gives up on a statement. Longer than [`LONGEST_STATEMENT`] is not waited for.
+    pub statement_timeout: Duration,
 }
+
+/// Nothing that is asked takes that long, except for what is wrong.
+pub const LONGEST_STATEMENT: Duration = Duration::from_secs(30);
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { shards: 1, pool_size: 8, application_name: "tenure".into(), epochs: EpochMint::default() }
+        Self {
+            shards: 1,
+            pool_size: 8,
+            application_name: "tenure".into(),
+            epochs: EpochMint::default(),
+            statement_timeout: LONGEST_STATEMENT,
+        }
     }
 }
 
@@ -99,7 +110,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// What every session asks for. Locks are never held for long by anybody, so waiting longer than 2 s means
 /// that something is wrong; an owner that stops inside a transaction must not hold up its successor for
 /// longer; a client that has gone away is noticed even while its statement waits for a lock.
-const SESSION: &str = "-c synchronous_commit=on -c statement_timeout=30s -c lock_timeout=2s \
+const SESSION: &str = "-c synchronous_commit=on -c lock_timeout=2s \
      -c idle_in_transaction_session_timeout=2s -c client_connection_check_interval=1s";
 
 /// Lease connections look up rows by key and nothing else, so a plan that was made while the tables were small
@@ -115,7 +126,7 @@ impl PostgresStore {
         options: PostgresOptions,
         entropy: &Entropy,
     ) -> Result<Self, ConnectError> {
-        let config = configure(url, &options.application_name)?;
+        let config = configure_within(url, &options.application_name, options.statement_timeout)?;
         let for_leases = configure_leases(url, &options.application_name)?;
         let target = target(&config);
         let pool = pool(&config, options.pool_size.max(1));
@@ -134,9 +145,12 @@ impl PostgresStore {
 
 /// Says now, and in words for people, what every later verb would say.
 pub(crate) async fn reach(pool: &Pool, target: &str) -> Result<(), ConnectError> {
-    let failed = |error| ConnectError::Connect { target: target.to_owned(), source: cause(error) };
-    Session::borrow(pool, "connecting").await.map_err(failed)?.give_back();
+    Session::borrow(pool, "connecting").await.map_err(|error| failed(target, error))?.give_back();
     Ok(())
+}
+
+pub(crate) fn failed(target: &str, error: StoreError) -> ConnectError {
+    ConnectError::Connect { target: target.to_owned(), source: cause(error) }
 }
 
 /// As for everything, and a little stricter.
@@ -152,14 +166,23 @@ pub(crate) fn configure_leases(url: &str, application_name: &str) -> Result<Conf
 }
 
 pub(crate) fn configure(url: &str, application_name: &str) -> Result<Config, ConnectError> {
+    configure_within(url, application_name, LONGEST_STATEMENT)
+}
+
+fn configure_within(
+    url: &str,
+    application_name: &str,
+    statement_timeout: Duration,
+) -> Result<Config, ConnectError> {
     let mut config = Config::from_str(url).map_err(|error| ConnectError::Url(error.into()))?;
     if config.get_ssl_mode() == SslMode::Require {
         return Err(ConnectError::Tls);
     }
     // What the URL sets itself comes last, and wins.
+    let session = format!("{SESSION} -c statement_timeout={}", statement_timeout.as_millis());
     let session = match config.get_options() {
-        Some(own) => format!("{SESSION} {own}"),
-        None => SESSION.to_owned(),
+        Some(own) => format!("{session} {own}"),
+        None => session,
     };
     config.options(session);
     if config.get_application_name().is_none() {
@@ -250,6 +273,13 @@ mod tests {
         let error = configured("postgres://ada:secret@db:port/tenure").unwrap_err();
         let whole = format!("{error} {error:?}");
         assert!(matches!(error, ConnectError::Url(_)) && !whole.contains("secret"), "{whole}");
+    }
+
+    #[test]
+    fn a_statements_time_is_what_the_options_say() {
+        let within = |time| configure_within("postgres://db/tenure", "tests", time).unwrap();
+        let options = within(Duration::from_millis(1500));
+        assert!(options.get_options().unwrap().contains("-c statement_timeout=1500"), "{options:?}");
     }
 
     #[test]

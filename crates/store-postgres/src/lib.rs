@@ -10,6 +10,7 @@ mod batch;
 mod chores;
 mod connect;
 mod deed;
+mod describe;
 mod errors;
 mod fence;
 mod intent;
@@ -28,7 +29,8 @@ mod wakes;
 
 use std::fmt;
 
-pub use connect::{ConnectError, PostgresOptions};
+pub use connect::{ConnectError, LONGEST_STATEMENT, PostgresOptions};
+pub use describe::{Description, describe};
 pub use leases::{EpochMint, PostgresLeaseOptions, PostgresLeases};
 pub use reshard::{ReshardError, Resharded, reshard};
 

@@ -30,6 +30,10 @@ const VERSIONED: &str = "CREATE TABLE IF NOT EXISTS schema_version (
         applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
     )";
 
+pub(crate) fn known_version() -> i32 {
+    MIGRATIONS.len() as i32
+}
+
 /// What a server finds when it starts.
 pub(crate) struct Found {
     pub(crate) shards: u16,
@@ -42,7 +46,7 @@ pub(crate) async fn run(pool: &Pool, target: &str, shards: u16) -> Result<Found,
     let failed =
         |error: StoreError| ConnectError::Migrate { target: target.to_owned(), source: error.into() };
     let session = Session::begin(pool, "migrating the schema").await.map_err(failed)?;
-    let known = MIGRATIONS.len() as i32;
+    let known = known_version();
     let found = match version(&session).await {
         Ok(found) if found > known => {
             return Err(ConnectError::NewerSchema { target: target.to_owned(), found, known });

@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{SOON, register, store, trigger};
+use common::{SOON, dags_of_shards, register, sharded, store, trigger, user};
 use tenure_model::ShardId;
-use tenure_store::SchedulingStore;
+use tenure_store::{IntentStore, PoolRecord, SchedulingStore};
 use tenure_testkit::{Postgres, Settings, wait_for};
 use tokio::sync::watch;
 
@@ -31,6 +31,38 @@ async fn another_process_is_woken() {
     let (ours, theirs) = (store(&database.url, 2).await, store(&database.url, 2).await);
     register(&ours, "etl", 1).await;
     wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "run").await;
+}
+
+#[tokio::test]
+async fn an_intent_wakes_the_shards_it_concerns_and_no_others() {
+    let database = Postgres::shared().database().await;
+    let (ours, theirs) = (sharded(&database.url, 3, 2).await, sharded(&database.url, 3, 2).await);
+    let dags = dags_of_shards(3);
+    for dag in &dags {
+        register(&ours, dag, 1).await;
+    }
+    // Once a wake has come across, the other store listens, and nothing older is on its way.
+    let mut third = theirs.wakes(ShardId(2));
+    for number in 0.. {
+        third.borrow_and_update();
+        trigger(&ours, &dags[2], &format!("first-{number}")).await;
+        if tokio::time::timeout(SOON / 100, third.changed()).await.is_ok_and(|changed| changed.is_ok()) {
+            break;
+        }
+        assert!(number < 100, "a hundred triggers woke nobody");
+    }
+    let counts = |store: &tenure_store_postgres::PostgresStore| {
+        [0, 1, 2].map(|shard| *store.wakes(ShardId(shard)).borrow())
+    };
+    let (before_here, before) = (counts(&ours), counts(&theirs));
+    trigger(&ours, &dags[1], "r1").await;
+    let pool = PoolRecord { name: "gpu".into(), slots: 1, description: String::new() };
+    ours.put_pool(&user(), &pool).await.expect("put");
+    let expected = |before: [u64; 3]| [before[0] + 1, before[1] + 2, before[2] + 1];
+    assert_eq!(counts(&ours), expected(before_here), "here at once");
+    wait_for("the pool to be heard of", SOON, || async { (counts(&theirs)[0] > before[0]).then_some(()) })
+        .await;
+    assert_eq!(counts(&theirs), expected(before), "a run concerns its shard, a pool concerns all");
 }
 
 #[tokio::test]

@@ -13,7 +13,8 @@ use tenure_lease::{
     LeaseMetrics, LeaseRecord, LeaseStore, Scope, Session, Takeover, Tenure, Term,
 };
 use tenure_model::{
-    DagSpec, NewRun, RunKey, RunState, RunType, ShardId, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
+    AttemptId, DagSpec, NewRun, Outcome, Report, ReportBody, RunKey, RunState, RunType, ShardId, TaskKind,
+    TaskSpec, TaskState, TenantId, TiKey,
 };
 use tenure_store::{
     AuditEntry, CreateRunOutcome, DagRegistration, IntentStore, Pass, RunChange, RunHeader, RunSnapshot,
@@ -208,6 +209,49 @@ pub fn change(run: &RunSnapshot, from: TaskState, to: TaskState) -> RunChange {
         results: vec![],
         audit: moved.iter().map(|cached| entry(cached)).collect(),
     }
+}
+
+/// A running run of which every task is bound to a node, under an attempt of its own.
+pub async fn bound(store: &PostgresStore, tenure: &Tenure, dag: &str, run_id: &str) -> RunSnapshot {
+    let run = load(store, trigger(store, dag, run_id).await.key).await;
+    let mut bound = change(&run, TaskState::None, TaskState::Queued);
+    for change in &mut bound.tis {
+        change.to.attempt = Some(AttemptId(Entropy::from_os().uuid(now())));
+        change.to.node = Some("n1".into());
+        change.to.try_number = 1;
+    }
+    let guard = tenure.guard().expect("leads");
+    let committed = store.commit_pass(&guard, &pass(vec![bound])).await.expect("committed");
+    assert_eq!(committed.conflicts, vec![]);
+    load(store, run.header.key).await
+}
+
+fn report(run: &RunSnapshot, task: usize, body: impl FnOnce(AttemptId, TiKey) -> ReportBody) -> Report {
+    let cached = &run.tis[task];
+    let ti = TiKey { run: run.header.key, task: cached.task, map_index: cached.map_index };
+    let attempt = cached.ti.attempt.expect("it is bound");
+    Report { node: "n1".into(), scope: run.header.shard.scope(), body: body(attempt, ti) }
+}
+
+pub fn claim_of(run: &RunSnapshot, task: usize) -> Report {
+    report(run, task, |attempt, ti| ReportBody::Claim { attempt, ti })
+}
+
+pub fn end_of(run: &RunSnapshot, task: usize) -> Report {
+    let (outcome, result, ended_at) = (Outcome::Success, Some(json!(1)), now());
+    report(run, task, |attempt, ti| ReportBody::End { attempt, ti, outcome, ended_at, result })
+}
+
+/// A dag for each shard, in order.
+pub fn dags_of_shards(shards: u16) -> Vec<String> {
+    let tenant = TenantId::default_tenant();
+    let dag_in = |shard: u16| {
+        let mut names = (0..).map(|number| format!("dag-{number}"));
+        names
+            .find(|dag| ShardId::of(&tenant, &dag.as_str().into(), shards).0 == shard)
+            .expect("there are many")
+    };
+    (0..shards).map(dag_in).collect()
 }
 
 pub fn pass(runs: Vec<RunChange>) -> Pass {
