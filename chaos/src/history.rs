@@ -126,6 +126,8 @@ pub struct Schedule {
     pub dag: String,
     pub first: Timestamp,
     pub every: Duration,
+    /// Paused from here on: later ticks may have a run and need none.
+    pub until: Timestamp,
 }
 
 /// One thing that a client asked for, whatever it took to ask.
@@ -201,6 +203,19 @@ pub struct Fault {
     pub hit: Vec<Hit>,
     /// How soon each of `hit` should go on.
     pub bound: Duration,
+    pub aftermath: Aftermath,
+}
+
+/// Whether everybody was well again before the next fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aftermath {
+    /// Every replica was ready and every shard owned.
+    Whole { at: Timestamp },
+    /// The next fault did not wait for it.
+    Unwatched,
+    /// Somebody waited in vain.
+    Broken,
 }
 
 /// A scope that a fault has hit, and the epoch it had.

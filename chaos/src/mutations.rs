@@ -47,6 +47,7 @@ pub const ALL: &[Mutation] = &[
     of("an acknowledged clear left no trace", Promise::P8, requests::acknowledged_clear_is_gone),
     of("an acknowledged cancel left no trace", Promise::P8, requests::acknowledged_cancel_is_gone),
     of("scheduling stands still after a fault", Promise::P9, owners::scheduling_stands_still),
+    of("a cluster does not recover from a fault", Promise::P9, owners::cluster_stays_broken),
     of("a step of a task is missing", Promise::Story, stories::step_is_missing),
     of("two steps of a task change places", Promise::Story, stories::steps_change_places),
     of("a task succeeds that never ended", Promise::Story, stories::success_out_of_nothing),

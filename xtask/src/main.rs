@@ -1,9 +1,10 @@
-//! The developer's front door: `cargo xtask up`, `test`, `bench` and `fmt`.
+//! The developer's front door: `cargo xtask up`, `test`, `bench`, `chaos` and `fmt`.
 //!
 //! What CI runs is `cargo xtask test`, so that a person and the machine see the same. Everything here is
 //! a thin layer over cargo; nothing of the product lives in it.
 
 mod bench;
+mod chaos;
 mod prerequisites;
 mod steps;
 mod test;
@@ -43,6 +44,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
         args: Vec<String>,
     },
+    /// Break a cluster of real processes on purpose: `cargo xtask chaos --minutes 2 --seed 7 --wiring etcd`.
+    Chaos {
+        /// Passed on to the harness; `cargo xtask chaos -- --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        args: Vec<String>,
+    },
     /// Format every crate.
     Fmt,
 }
@@ -52,6 +59,7 @@ fn main() -> ExitCode {
         Task::Up { args } => up::run(&args),
         Task::Test { quick } => test::run(quick),
         Task::Bench { args } => bench::run(&args),
+        Task::Chaos { args } => chaos::run(&args),
         Task::Fmt => fmt(),
     };
     match outcome {

@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::attempts::{seconds, signed};
 use super::index::Index;
 use super::{Promise, Verdict};
-use crate::history::{Fault, Hit, TrailRow};
+use crate::history::{Aftermath, Fault, Hit, TrailRow};
 
 /// From a fault until the next pass of a scope that it hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,13 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
     for fault in &index.history.faults {
         for hit in &fault.hit {
             check_hit(index, fault, hit, verdict);
+        }
+        if fault.aftermath == Aftermath::Broken {
+            let what = format!(
+                "the cluster was not whole again after {} of {} at {}",
+                fault.name, fault.target, fault.at
+            );
+            verdict.violated(Promise::P9, None, what);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::history::{Fault, History, Hit, TrailRow};
+use crate::history::{Aftermath, Fault, History, Hit, TrailRow};
 
 pub(super) fn two_holders_in_one_epoch(history: &mut History) -> Option<()> {
     let owned = |row: &&TrailRow| row.epoch.is_some();
@@ -96,7 +96,13 @@ pub(super) fn scheduling_stands_still(history: &mut History) -> Option<()> {
         silenced: vec![],
         hit: vec![hit],
         bound: Duration::ZERO,
+        aftermath: Aftermath::Unwatched,
     });
+    Some(())
+}
+
+pub(super) fn cluster_stays_broken(history: &mut History) -> Option<()> {
+    history.faults.first_mut()?.aftermath = Aftermath::Broken;
     Some(())
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tenure_chaos::history::{
-    Answer, Asked, Call, Effect, End, Entry, Fault, FenceRow, History, Hit, Limits, RunName, RunRow,
-    Schedule, Start, TaskRow, TermRow, TrailRow, TryRow,
+    Aftermath, Answer, Asked, Call, Effect, End, Entry, Fault, FenceRow, History, Hit, Limits, RunName,
+    RunRow, Schedule, Start, TaskRow, TermRow, TrailRow, TryRow,
 };
 
 const ANNA: &str = "anna";
@@ -184,7 +184,12 @@ impl Scribe {
             self.finished(&run, "success");
             self.now = date + SignedDuration::from_secs(40);
         }
-        self.history.schedules.push(Schedule { dag: "ticks".into(), first, every: Duration::from_secs(40) });
+        self.history.schedules.push(Schedule {
+            dag: "ticks".into(),
+            first,
+            every: Duration::from_secs(40),
+            until: first + SignedDuration::from_secs(100),
+        });
         // The tick that falls due at the very end need not have its run yet.
         self.now -= SignedDuration::from_secs(50);
     }
@@ -376,6 +381,7 @@ impl Scribe {
         let silenced = silenced.iter().map(ToString::to_string).collect();
         let until = at + SignedDuration::from_millis(50);
         let bound = Duration::from_secs(5);
+        let aftermath = Aftermath::Whole { at: until };
         self.history.faults.push(Fault {
             name: name.into(),
             target: target.into(),
@@ -384,6 +390,7 @@ impl Scribe {
             silenced,
             hit,
             bound,
+            aftermath,
         });
     }
 }
