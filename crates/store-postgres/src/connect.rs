@@ -250,6 +250,8 @@ fn cause(error: StoreError) -> BoxError {
 
 #[cfg(test)]
 mod tests {
+    use tenure_testkit::Postgres;
+
     use super::*;
 
     fn configured(url: &str) -> Result<Config, ConnectError> {
@@ -290,5 +292,78 @@ mod tests {
             options.ends_with("-c statement_timeout=5s") && options.contains("lock_timeout=2s"),
             "{options}"
         );
+    }
+
+    #[test]
+    fn a_peer_that_has_vanished_is_found_out() {
+        let config = configured("postgres://db/tenure").unwrap();
+        assert!(config.get_keepalives());
+        assert_eq!(config.get_keepalives_idle(), KEEPALIVE_IDLE);
+        assert_eq!(config.get_keepalives_interval(), Some(KEEPALIVE_INTERVAL));
+        assert_eq!(config.get_keepalives_retries(), Some(KEEPALIVE_RETRIES));
+        assert_eq!(config.get_tcp_user_timeout(), Some(&UNACKNOWLEDGED));
+        assert_eq!(config.get_connect_timeout(), Some(&CONNECT_TIMEOUT));
+        assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+    }
+
+    /// What the server itself says of a session, for verbs and for leases.
+    #[tokio::test]
+    async fn every_session_is_bounded_and_durable() {
+        let database = Postgres::shared().database().await;
+        let shown = async |config: Config| {
+            let session = Session::borrow(&pool(&config, 1), "looking").await.unwrap();
+            let mut shown = vec![];
+            for sql in [
+                "SHOW synchronous_commit",
+                "SHOW statement_timeout",
+                "SHOW lock_timeout",
+                "SHOW idle_in_transaction_session_timeout",
+                "SHOW client_connection_check_interval",
+                "SHOW application_name",
+            ] {
+                let row = session.row(sql, &[]).await.unwrap().unwrap();
+                shown.push(row.get::<_, String>(0));
+            }
+            shown
+        };
+        let expected = ["on", "30s", "2s", "2s", "1s", "tests"];
+        assert_eq!(shown(configured(&database.url).unwrap()).await, expected);
+        assert_eq!(shown(configure_leases(&database.url, "tests").unwrap()).await, expected);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_may_only_be_read_is_no_server_for_us() {
+        let database = Postgres::shared().database().await;
+        let name = database.url.rsplit('/').next().unwrap();
+        let (admin, connection) = tokio_postgres::connect(&database.url, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let sql = format!("ALTER DATABASE {name} SET default_transaction_read_only = on");
+        admin.batch_execute(&sql).await.unwrap();
+        let refused =
+            PostgresStore::connect(&database.url, PostgresOptions::default(), &Entropy::from_os()).await;
+        assert!(matches!(refused, Err(ConnectError::Connect { .. })), "{refused:?}");
+    }
+
+    #[tokio::test]
+    async fn a_pool_lends_no_more_than_it_has_and_says_so() {
+        let database = Postgres::shared().database().await;
+        let pool = pool(&configured(&database.url).unwrap(), 2);
+        let lent =
+            [Session::borrow(&pool, "one").await.unwrap(), Session::borrow(&pool, "two").await.unwrap()];
+        let refused = Session::borrow(&pool, "three").await.map(drop);
+        assert!(matches!(refused, Err(StoreError::Unavailable { doing: "three", .. })), "{refused:?}");
+        let row = lent[0]
+            .row(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+            AND application_name = 'tests'",
+                &[],
+            )
+            .await
+            .unwrap();
+        assert_eq!(row.unwrap().get::<_, i64>(0), 2);
+        let [one, two] = lent;
+        one.give_back();
+        Session::borrow(&pool, "four").await.expect("one came back").give_back();
+        two.give_back();
     }
 }

@@ -6,12 +6,16 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{SOON, change, client, load, new_run, now, owner, pass, register, store, trigger, user};
-use tenure_lease::LeaseStore;
-use tenure_model::{NewRun, RunState, ShardId, TaskState, TenantId, TiKey};
+use common::{
+    SOON, bound, change, claim_of, client, end_of, leader, load, new_run, now, owner, pass, register, store,
+    trigger, user,
+};
+use tenure_lease::{LeaseStore, Scope};
+use tenure_model::{Ack, NewRun, PoolName, Resources, RunState, ShardId, TaskState, TenantId, TiKey};
 use tenure_store::{
-    AuditQuery, ClearRequest, ClearSelection, IntentStore, NewRunOutcome, Paging, Pass, RunChange, RunQuery,
-    ScheduleChange, SchedulingStore, StateChange, TiQuery, TryRecord, Views,
+    AuditQuery, Bid, CONTROLLER_SCOPE, ChoreStore, ClearRequest, ClearSelection, Common, IntentStore,
+    NewRunOutcome, Paging, Pass, PoolRecord, RunChange, RunQuery, ScheduleChange, SchedulingStore,
+    StateChange, TiQuery, TryRecord, Views,
 };
 use tenure_store_postgres::PostgresStore;
 use tenure_testkit::{Postgres, wait_for};
@@ -26,16 +30,17 @@ const HISTORY: &str = "
     INSERT INTO dag_versions SELECT 'default', 'old' || n, 1, '', '{}', '', '', now(), '{}', '{}', '{}'
         FROM generate_series(1, 500) n;
     INSERT INTO runs (tenant, dag_id, run_id, version, shard, state, revision, run_type, logical_date, run_after,
-            queued_at, updated_at, conf, triggered_by)
+            queued_at, ended_at, updated_at, conf, triggered_by)
         SELECT 'default', 'old' || n % 500, 'r' || n, 1, 0, 'success', 5, 'manual', '2020-01-01'::timestamptz
-            + n * interval '1 hour', now(), now(), now(), '{}', 'x' FROM generate_series(1, 5000) n;
+            + n * interval '1 hour', now(), now(), '2020-01-01'::timestamptz + n * interval '1 hour', now(), '{}', 'x'
+        FROM generate_series(1, 5000) n;
     INSERT INTO task_instances (run, task_no, map_index, tenant, task_id, pool, state, try_number, max_tries)
         SELECT r.key, n, -1, 'default', 't' || n, 'default_pool', 'success', 1, 0 FROM runs r, generate_series(0, 3) n;
     INSERT INTO tries (run, task_no, map_index, try_number, tenant, task_id, state, max_tries)
         SELECT run, task_no, map_index, 1, tenant, task_id, 'failed', 1 FROM task_instances;
     INSERT INTO results SELECT run, task_no, map_index, tenant, '1' FROM task_instances;
     INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
-        SELECT now(), tenant, dag_id, run_id, 'x', '[]' FROM runs, generate_series(1, 3);
+        SELECT ended_at, tenant, dag_id, run_id, 'x', '[]' FROM runs, generate_series(1, 3);
     INSERT INTO attention (shard, what) SELECT 1 + n % 7, '{\"type\":\"limits\"}' FROM generate_series(1, 3000) n;
     ANALYZE";
 
@@ -51,14 +56,18 @@ async fn scheduling_reads_no_table_from_end_to_end() {
     let ours = store(&database.url, 1).await;
     register(&ours, "etl", 4).await;
     let (standing, tenure) = owner(&ours).await;
+    let (chair, controller) = leader(&ours, Scope::new(CONTROLLER_SCOPE)).await;
     // Ten times: after five, the server may settle on one plan for all parameters.
     for round in 0..10 {
         schedule(&ours, &tenure, round).await;
+        hear(&ours, &tenure, round).await;
+        tidy_up(&ours, &controller).await;
         look(&ours, round).await;
     }
-    drop(tenure);
+    drop((tenure, controller));
     standing.stop().await;
-    drop((standing, ours));
+    chair.stop().await;
+    drop((standing, chair, ours));
     alone(&observer).await;
     assert_eq!(scans(&observer).await, before);
 }
@@ -150,6 +159,32 @@ async fn schedule(ours: &PostgresStore, tenure: &tenure_lease::Tenure, round: i6
     }
 }
 
+/// What a cluster adds: reports that another replica has taken, orphans, presence, shares.
+async fn hear(ours: &PostgresStore, tenure: &tenure_lease::Tenure, round: i64) {
+    let run = bound(ours, tenure, "etl", &format!("heard-{round}")).await;
+    let reports: Vec<_> = (0..4).flat_map(|task| [claim_of(&run, task), end_of(&run, task)]).collect();
+    assert_eq!(ours.record_reports(&reports, now()).await.unwrap(), [Ack::Accepted; 8]);
+    let long_after = now() + jiff::SignedDuration::from_hours(1);
+    assert!(ours.orphans(ShardId(0), long_after, 100).await.unwrap().contains(&run.header.key));
+    ours.record_presence("replica-1", &["n1".into()]).await.unwrap();
+    assert_eq!(ours.present(&["n1".into()], SOON).await.unwrap().len(), 1);
+    let wish = Resources::default().with(PoolRecord::SLOTS, 1_000);
+    let bid = Bid { of: Common::Pool(PoolName::default_pool()), wish };
+    assert_eq!(ours.trade_shares(&tenure.guard().unwrap(), &[bid]).await.unwrap().len(), 1);
+}
+
+/// Oldest first, a few of many.
+async fn tidy_up(ours: &PostgresStore, controller: &tenure_lease::Tenure) {
+    let guard = controller.guard().unwrap();
+    let before = "2020-03-01T00:00:00Z".parse().unwrap();
+    assert_eq!(ours.delete_old_runs(&guard, before, 5).await.unwrap(), 5);
+    assert_eq!(ours.delete_old_audit(&guard, before, 5).await.unwrap(), 5);
+    assert_eq!(ours.delete_old_members(&guard, before, 5).await.unwrap(), 0);
+    let long_ago = "2019-01-01T00:00:00Z".parse().unwrap();
+    assert_eq!(ours.delete_old_runs(&guard, long_ago, 5).await.unwrap(), 0);
+    assert_eq!(ours.delete_old_audit(&guard, long_ago, 5).await.unwrap(), 0);
+}
+
 fn clear(run: &tenure_model::RunId) -> ClearRequest {
     ClearRequest {
         dag: "etl".into(),
@@ -179,4 +214,33 @@ async fn look(ours: &PostgresStore, round: i64) {
     let run = Some(format!("due-{round}").as_str().into());
     let audit = AuditQuery { tenant, dag: Some(dag), run, after_seq: None, paging: Paging::default() };
     assert_eq!(ours.list_audit(&audit).await.unwrap().total, 1);
+}
+
+/// What was kept must not be looked at again each time.
+#[tokio::test]
+async fn retention_reads_what_it_deletes_and_no_history_beside_it() {
+    let database = Postgres::shared().database().await;
+    let observer = client(&database.url).await;
+    drop(store(&database.url, 1).await);
+    client(&database.url).await.batch_execute(HISTORY).await.unwrap();
+    let read =
+        "SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname = 'runs'";
+    let counter = async || {
+        alone(&observer).await;
+        observer.batch_execute("SELECT pg_stat_clear_snapshot()").await.unwrap();
+        observer.query_one(read, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    let before = counter().await;
+    let ours = store(&database.url, 1).await;
+    let (chair, controller) = leader(&ours, Scope::new(CONTROLLER_SCOPE)).await;
+    let until = "2020-03-01T00:00:00Z".parse().unwrap();
+    for _ in 0..10 {
+        assert_eq!(ours.delete_old_runs(&controller.guard().unwrap(), until, 5).await.unwrap(), 5);
+    }
+    drop(controller);
+    chair.stop().await;
+    drop((chair, ours));
+    let read = counter().await - before;
+    // Fifty runs, each looked up a handful of times; the other 4950 are history.
+    assert!(read < 50 * 20, "{read} index entries were read");
 }
