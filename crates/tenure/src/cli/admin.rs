@@ -273,14 +273,45 @@ fn health_page(screen: &Screen, url: &str, health: &Value) -> String {
         ("reason", text(health, "reason")),
         ("version", text(health, "version")),
         ("database", database),
+        ("shards", shards(&health["shards"])),
+        ("controller", controller(&health["controller"])),
         ("last pass", screen.time(health, "last_pass_at")),
     ]);
     let scopes = health["scopes"].as_array().map_or(&[][..], Vec::as_slice);
     if scopes.is_empty() {
         return facts;
     }
-    let header = ["SCOPE", "LEADING", "EPOCH", "OWNER", "LAST RENEWAL"];
+    let header = ["SCOPE", "LEADING", "EPOCH", "OWNER", "ADDRESS", "LAST RENEWAL", "LAST PASS", "PROBLEM"];
     format!("{facts}\n\n{}", screen.table(&header, scopes.iter().map(|scope| scope_row(screen, scope))))
+}
+
+/// `owns 5 of 16 shards; 1 has no owner`.
+fn shards(shards: &Value) -> Option<String> {
+    let count = |key: &str| shards[key].as_u64();
+    let (total, owned, ownerless) = (count("total")?, count("owned")?, count("ownerless")?);
+    let plural = if total == 1 { "" } else { "s" };
+    let mut said = match owned {
+        0 => format!("owns none of {total} shard{plural}: stands by"),
+        _ => format!("owns {owned} of {total} shard{plural}"),
+    };
+    match ownerless {
+        0 => {}
+        1 => said.push_str("; 1 has no owner"),
+        more => said.push_str(&format!("; {more} have no owner")),
+    }
+    Some(said)
+}
+
+fn controller(scope: &Value) -> Option<String> {
+    let owner = text(scope, "owner").unwrap_or_else(|| "nobody".into());
+    let mut said = match scope["leading"].as_bool()? {
+        true => "this process".to_owned(),
+        false => text(scope, "address").map_or(owner.clone(), |address| format!("{owner} at {address}")),
+    };
+    if let Some(problem) = text(scope, "problem") {
+        said.push_str(&format!(" ({problem})"));
+    }
+    Some(said)
 }
 
 fn scope_row(screen: &Screen, scope: &Value) -> Vec<Cell> {
@@ -291,7 +322,10 @@ fn scope_row(screen: &Screen, scope: &Value) -> Vec<Cell> {
         Cell::new(yes_no("leading")),
         number(text(scope, "epoch").map_or_else(|| "-".into(), |epoch| format!("e{epoch}"))),
         cell(text(scope, "owner")),
+        cell(text(scope, "address")),
         cell(screen.time(scope, "renewed_at").map(|at| format!("{renewal}, {at}"))),
+        cell(screen.time(scope, "last_pass_at")),
+        cell(text(scope, "problem")),
     ]
 }
 

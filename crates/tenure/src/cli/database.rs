@@ -3,12 +3,15 @@
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use tenure_store_postgres::{ReshardError, reshard};
+use tenure_store_postgres::{ConnectError, Description, ReshardError, describe, reshard};
 
+use super::screen::Screen;
 use super::{Context, Failure, tell};
 
 #[derive(Debug, Subcommand)]
 pub enum DatabaseCommand {
+    /// Show where it is, which version its tables have, and into how many shards it is divided. Changes nothing
+    Status(DatabaseArgs),
     /// Divide the dags into another number of shards. All servers must have been stopped
     #[command(
         after_help = "Example:\n  tenure database reshard --shards 32 --yes\n\nAfter a crash in the middle, run \
@@ -39,8 +42,42 @@ pub struct ReshardArgs {
 pub fn run(command: &DatabaseCommand, context: &Context) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match command {
+        DatabaseCommand::Status(args) => runtime.block_on(status(args, context)),
         DatabaseCommand::Reshard(args) => runtime.block_on(run_reshard(args, context)),
     }
+}
+
+async fn status(args: &DatabaseArgs, context: &Context) -> Result<(), Failure> {
+    let found = describe(&args.database_url).await.map_err(unreached)?;
+    let answer = json!({
+        "database": found.target, "schema_version": found.schema_version, "known_version": found.known_version,
+        "shards": found.shards, "resharding": found.resharding, "has_token": found.has_token,
+    });
+    tell(context, &answer, &status_page(&context.screen, &found))
+}
+
+fn status_page(screen: &Screen, found: &Description) -> String {
+    let tables = match (found.schema_version, found.known_version) {
+        (0, known) => format!("none yet; a server makes version {known}"),
+        (version, known) if version < known => {
+            format!("version {version}; a server makes it version {known}")
+        }
+        (version, known) if version > known => {
+            format!("version {version}, made by a newer release: this one knows {known}")
+        }
+        (version, _) => format!("version {version}"),
+    };
+    let shards = found.shards.map(|shards| match found.resharding {
+        true => format!("{shards}, being divided anew: run the same tenure database reshard again"),
+        false => shards.to_string(),
+    });
+    let token = if found.has_token { "set" } else { "none yet: TENURE_BOOTSTRAP_TOKEN names the first one" };
+    screen.facts(&[
+        ("database", Some(found.target.clone())),
+        ("tables", Some(tables)),
+        ("shards", shards),
+        ("token", Some(token.into())),
+    ])
 }
 
 async fn run_reshard(args: &ReshardArgs, context: &Context) -> Result<(), Failure> {
@@ -70,9 +107,16 @@ async fn run_reshard(args: &ReshardArgs, context: &Context) -> Result<(), Failur
 }
 
 fn failure(error: ReshardError) -> Failure {
-    match &error {
-        ReshardError::Connect(cause) if !cause.is_refusal() => Failure::Unreachable(with_causes(error)),
-        _ => Failure::Failed(with_causes(error)),
+    match error {
+        ReshardError::Connect(cause) => unreached(cause),
+        other => Failure::Failed(with_causes(other)),
+    }
+}
+
+fn unreached(error: ConnectError) -> Failure {
+    match error.is_refusal() {
+        true => Failure::Failed(with_causes(error)),
+        false => Failure::Unreachable(with_causes(error)),
     }
 }
 

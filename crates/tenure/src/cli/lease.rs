@@ -149,17 +149,20 @@ fn under(path: &str, under: Option<&str>) -> Path {
 fn list(beginning: Option<&str>, context: &Context) -> Result<(), Failure> {
     let leases = context.client()?.items(&under("/api/leases", beginning), "leases")?;
     let screen = &context.screen;
-    let header = ["SCOPE", "STATE", "HOLDER", "EPOCH", "REMAINING", "ACQUIRED", "RENEWED", "NOTE"];
     let empty =
         "no leases; take one with: tenure lease acquire SCOPE, or run a program under one with: tenure elect";
-    screen.list(&leases, empty, &header, |lease| lease_row(screen, lease))
+    screen.list(&leases, empty, &LEASE_COLUMNS, |lease| lease_row(screen, lease))
 }
+
+const LEASE_COLUMNS: [&str; 9] =
+    ["SCOPE", "STATE", "HOLDER", "ADDRESS", "EPOCH", "REMAINING", "ACQUIRED", "RENEWED", "NOTE"];
 
 fn lease_row(screen: &Screen, lease: &Value) -> Vec<Cell> {
     vec![
         cell(text(lease, "scope")),
         screen.state(state_of(lease)),
         cell(text(lease, "holder")),
+        cell(text(lease, "address")),
         number(epoch_of(lease).unwrap_or_else(|| "-".into())),
         cell(remaining(lease)),
         cell(screen.time(lease, "acquired_at")),

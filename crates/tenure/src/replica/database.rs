@@ -76,6 +76,7 @@ async fn connect(url: &str, settings: &Settings, entropy: &Entropy) -> Result<Po
         shards: settings.shards,
         pool_size: settings.database_connections,
         epochs: settings.epochs.mint(),
+        statement_timeout: settings.statement_timeout,
         ..PostgresOptions::default()
     };
     PostgresStore::connect(url, options, entropy).await
@@ -99,7 +100,7 @@ fn check_shards(settings: &Settings, found: u16) -> Result<()> {
 }
 
 /// Again and again, until it is there or says no.
-async fn waiting<T, F: Future<Output = Result<T, ConnectError>>>(
+pub async fn waiting<T, F: Future<Output = Result<T, ConnectError>>>(
     entropy: &Entropy,
     connect: impl Fn() -> F,
 ) -> Result<T> {

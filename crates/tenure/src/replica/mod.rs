@@ -39,7 +39,7 @@ use crate::elect::own_name;
 use crate::settings::{Edition, Given, Settings};
 use health::{Health, Vitals};
 
-pub use database::Database;
+pub use database::{Database, waiting};
 pub use folder::{DagFolder, FolderReport};
 pub use logging::start_logging;
 pub use peers::watch as watch_peers;

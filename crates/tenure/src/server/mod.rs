@@ -64,6 +64,7 @@ async fn start(ground: &Ground) -> Result<Server> {
     let data = DataFolder::open(&settings.data, entropy)?;
     let (listener, address) = replica::listen(settings).await?;
     let url = settings.advertise.clone().unwrap_or_else(|| advertised(address));
+    token::must_be_there(database_url, entropy).await?;
     let database = Database::postgres(database_url, ground).await?;
     let token = token::settle(&database.store).await?;
     let dags = settings.dags.as_ref().map(|folder| DagFolder::existing(folder, &database.store, clock));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tenure_lease::{LossPolicy, NOT_THE_MASTER};
 use tenure_model::duration;
+use tenure_store_postgres::LONGEST_STATEMENT;
 
 use super::file::Entry;
 use super::knobs::{KNOBS, Knob};
@@ -96,6 +97,13 @@ impl Desk {
     fn weigh(&mut self, settings: &Settings) {
         if settings.tick < SHORTEST_TICK {
             self.blame("tick", format!("is shorter than {}", time(SHORTEST_TICK)));
+        }
+        if settings.statement_timeout > LONGEST_STATEMENT {
+            let longest = time(LONGEST_STATEMENT);
+            self.blame(
+                "statement_timeout",
+                format!("is longer than {longest}, and no answer is waited for longer"),
+            );
         }
         if settings.claim_timeout < settings.tick {
             self.blame_either(

@@ -251,7 +251,7 @@ pub const KNOBS: &[Knob] = &[
         "keep_audit",
         "TIME",
         Group::Retention,
-        Default::PerProfile { lite: "off", pro: "90d" },
+        Default::PerProfile { lite: "off", pro: "365d" },
         "How long the audit trail is kept; off keeps it for ever",
     ),
 ];

@@ -138,6 +138,16 @@ fn settings_that_do_not_go_together_are_told_with_the_reason() {
 }
 
 #[test]
+fn a_statement_is_not_waited_for_longer_than_the_store_waits() {
+    check_file(
+        "statement_timeout = \"31s\"\n",
+        expect![[
+            r#"tenure.toml:1: statement_timeout = "31s" is longer than 30s, and no answer is waited for longer"#
+        ]],
+    );
+}
+
+#[test]
 fn a_server_without_a_shared_database_is_sent_to_tenure_up() {
     check_problems(
         Settings::load(Edition::Server, &Given::default()),

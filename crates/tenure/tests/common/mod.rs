@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
+pub mod cluster;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -242,17 +244,26 @@ impl Api {
         if pointer["pid"].as_u64() != Some(u64::from(pid)) {
             return None;
         }
-        let token = read(&site.data().join("admin-token"))?.trim().to_owned();
+        let token = read(&site.data().join("admin-token"))?;
+        Some(Self::at(pointer["url"].as_str()?, token.trim()))
+    }
+
+    pub fn at(url: &str, token: &str) -> Self {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(Duration::from_secs(5)))
             .http_status_as_error(false);
-        Some(Self { url: pointer["url"].as_str()?.to_owned(), token, agent: config.build().into() })
+        Self { url: url.to_owned(), token: token.to_owned(), agent: config.build().into() }
     }
 
     pub fn get(&self, path: &str) -> Option<(u16, Value)> {
         let request = self.agent.get(format!("{}{path}", self.url));
         let mut answer = request.header("authorization", format!("Bearer {}", self.token)).call().ok()?;
         Some((answer.status().as_u16(), answer.body_mut().read_json().ok()?))
+    }
+
+    pub fn get_text(&self, path: &str) -> Option<(u16, String)> {
+        let mut answer = self.agent.get(format!("{}{path}", self.url)).call().ok()?;
+        Some((answer.status().as_u16(), answer.body_mut().read_to_string().ok()?))
     }
 
     pub fn post(&self, path: &str, key: Option<&str>, body: &Value) -> Option<(u16, Value)> {

@@ -30,20 +30,45 @@ fn health_shows_leading_and_renewal_as_two_facts() {
     let health = json!({
         "status": "unhealthy", "reason": "the database does not answer", "version": "0.1.0",
         "database": { "ok": false, "error": "no answer within 2s" }, "last_pass_at": "2026-07-01T09:59:59Z",
-        "scopes": [{ "scope": "scheduler/shard-00", "owner": "host:42", "epoch": 3, "leading": true,
-            "last_renewal_succeeded": false, "renewed_at": "2026-07-01T09:59:58Z" }],
+        "shards": { "total": 3, "owned": 1, "elsewhere": 1, "ownerless": 1 },
+        "controller": { "scope": "controller/leader", "owner": "other:7", "address": "http://other:80",
+            "leading": false, "problem": null },
+        "scopes": [
+            { "scope": "scheduler/shard-00", "owner": "host:42", "address": "http://host:80", "epoch": 3,
+              "leading": true, "last_renewal_succeeded": false, "renewed_at": "2026-07-01T09:59:58Z",
+              "last_pass_at": "2026-07-01T09:59:59Z", "problem": "no answer" },
+            { "scope": "scheduler/shard-01", "owner": "other:7", "address": "http://other:80", "epoch": 2,
+              "leading": false },
+            { "scope": "scheduler/shard-02", "owner": null, "leading": false, "problem": "standing for it" } ],
     });
     expect_test::expect![[r#"
-        server     http://127.0.0.1:8080
-        status     unhealthy
-        reason     the database does not answer
-        version    0.1.0
-        database   no answer within 2s
-        last pass  2026-07-01 11:59:59
+        server      http://127.0.0.1:8080
+        status      unhealthy
+        reason      the database does not answer
+        version     0.1.0
+        database    no answer within 2s
+        shards      owns 1 of 3 shards; 1 has no owner
+        controller  other:7 at http://other:80
+        last pass   2026-07-01 11:59:59
 
-        SCOPE               LEADING  EPOCH  OWNER    LAST RENEWAL
-        scheduler/shard-00  yes         e3  host:42  failed, 2026-07-01 11:59:58"#]]
+        SCOPE               LEADING  EPOCH  OWNER    ADDRESS          LAST RENEWAL                 LAST PASS            PROBLEM
+        scheduler/shard-00  yes         e3  host:42  http://host:80   failed, 2026-07-01 11:59:58  2026-07-01 11:59:59  no answer
+        scheduler/shard-01  no          e2  other:7  http://other:80  -                            -                    -
+        scheduler/shard-02  no           -  -        -                -                            -                    standing for it"#]]
     .assert_eq(&health_page(&plain(), "http://127.0.0.1:8080", &health));
+}
+
+#[test]
+fn a_standby_says_that_it_owns_nothing() {
+    let shards =
+        |owned: u64| shards(&json!({ "total": 16, "owned": owned, "elsewhere": 16 - owned, "ownerless": 0 }));
+    assert_eq!(shards(0).unwrap(), "owns none of 16 shards: stands by");
+    assert_eq!(shards(5).unwrap(), "owns 5 of 16 shards");
+    assert_eq!(
+        controller(&json!({ "leading": true, "owner": "me", "problem": "late" })).unwrap(),
+        "this process (late)"
+    );
+    assert_eq!(controller(&json!({ "leading": false, "owner": null })).unwrap(), "nobody");
 }
 
 #[test]

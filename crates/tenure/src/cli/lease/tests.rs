@@ -6,7 +6,7 @@ use super::*;
 fn lease(held: bool, released: bool) -> Value {
     json!({
         "scope": "controller/leader", "held": held, "released": released, "holder": "host:42", "instance": "host",
-        "session": "00000000-0000-0000-0000-000000000007", "address": null,
+        "session": "00000000-0000-0000-0000-000000000007", "address": "http://host:80",
         "term": "00000000-0000-0000-0000-000000000001", "epoch": 7, "duration_ms": 15_000,
         "remaining_ms": if held { 8_250 } else { 0 }, "acquired_at": "2026-07-01T09:00:00Z",
         "renewed_at": "2026-07-01T09:00:05Z", "resource_version": 31, "transitions": 3,
@@ -16,14 +16,13 @@ fn lease(held: bool, released: bool) -> Value {
 
 #[test]
 fn a_lease_is_held_released_or_expired() {
-    let header = ["SCOPE", "STATE", "HOLDER", "EPOCH", "REMAINING", "ACQUIRED", "RENEWED", "NOTE"];
     let rows = [lease(true, false), lease(false, true), lease(false, false)];
     expect_test::expect![[r#"
-        SCOPE              STATE     HOLDER   EPOCH  REMAINING  ACQUIRED             RENEWED              NOTE
-        controller/leader  held      host:42     e7  8.2s       2026-07-01 11:00:00  2026-07-01 11:00:05  blue
-        controller/leader  released  host:42     e7  -          2026-07-01 11:00:00  2026-07-01 11:00:05  blue
-        controller/leader  expired   host:42     e7  -          2026-07-01 11:00:00  2026-07-01 11:00:05  blue"#]]
-    .assert_eq(&plain().table(&header, rows.iter().map(|lease| lease_row(&plain(), lease))));
+        SCOPE              STATE     HOLDER   ADDRESS         EPOCH  REMAINING  ACQUIRED             RENEWED              NOTE
+        controller/leader  held      host:42  http://host:80     e7  8.2s       2026-07-01 11:00:00  2026-07-01 11:00:05  blue
+        controller/leader  released  host:42  http://host:80     e7  -          2026-07-01 11:00:00  2026-07-01 11:00:05  blue
+        controller/leader  expired   host:42  http://host:80     e7  -          2026-07-01 11:00:00  2026-07-01 11:00:05  blue"#]]
+    .assert_eq(&plain().table(&LEASE_COLUMNS, rows.iter().map(|lease| lease_row(&plain(), lease))));
 }
 
 #[test]
@@ -33,6 +32,7 @@ fn every_field_of_a_lease_is_shown() {
         state             held
         holder            host:42
         instance          host
+        address           http://host:80
         session           00000000-0000-0000-0000-000000000007
         epoch             7
         term              00000000-0000-0000-0000-000000000001

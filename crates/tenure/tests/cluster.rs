@@ -1,0 +1,322 @@
+//! Goal: servers that share a database form a cluster, and an operator is told what is wrong when they cannot.
+//! Method: real processes on a real Postgres, the real command line.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
+use common::{text, wait_until};
+use rustix::process::Signal;
+use serde_json::json;
+use tenure_testkit::{Postgres, Settings};
+
+const SHARDS: usize = 8;
+
+/// Waits until each of these owns as many shards as it is told here, and none is owned twice.
+fn wait_split(replicas: &[(&Replica<'_>, usize)]) {
+    let split = wait_until("the split", PATIENCE, || {
+        let owned: Vec<Vec<String>> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
+        let all: BTreeSet<&String> = owned.iter().flatten().collect();
+        let even = owned.iter().zip(replicas).all(|(owned, (_, wanted))| owned.len() == *wanted);
+        (even && all.len() == owned.iter().map(Vec::len).sum::<usize>()).then_some(())
+    });
+    let seen: Vec<_> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
+    assert!(split.is_some(), "{seen:?}\n{}", replicas[0].0.log());
+}
+
+#[test]
+fn three_servers_share_eight_shards_out_and_take_over_from_each_other() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "8"]);
+    wait_split(&[(&a, SHARDS)]);
+    // Another one keeps the number it finds.
+    let (b, c) = (cluster.server("b", &[]), cluster.server("c", &[]));
+    let shares = |replicas: &[&Replica<'_>]| {
+        let mut shares: Vec<usize> = replicas.iter().map(|replica| replica.owned().len()).collect();
+        shares.sort();
+        shares
+    };
+    let split = wait_until("the split", PATIENCE, || (shares(&[&a, &b, &c]) == [2, 3, 3]).then_some(()));
+    assert!(split.is_some(), "{:?}", shares(&[&a, &b, &c]));
+
+    // Who owns what is told by every replica, with the way to it.
+    for replica in [&a, &b, &c] {
+        let leases = cluster.json(replica, &["lease", "list", "scheduler"]);
+        let addresses: BTreeSet<&str> =
+            leases.as_array().unwrap().iter().map(|lease| lease["address"].as_str().unwrap()).collect();
+        assert_eq!(addresses, BTreeSet::from([a.url.as_str(), b.url.as_str(), c.url.as_str()]));
+        let members = cluster.ok(replica, &["member", "list", "scheduler"]);
+        assert!(members.contains(&b.url) && members.contains("scheduler/shard-0"), "{members}");
+    }
+
+    c.kill();
+    wait_split(&[(&a, 4), (&b, 4)]);
+    assert_eq!(b.stop(), Some(0));
+    wait_split(&[(&a, SHARDS)]);
+    let said = cluster.ok(&a, &["health"]);
+    assert!(said.contains("owns 8 of 8 shards"), "{said}");
+}
+
+#[test]
+fn any_replica_takes_any_call_and_runs_go_on_when_their_owner_ends() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "4"]);
+    let b = cluster.server("b", &[]);
+    wait_split(&[(&a, 2), (&b, 2)]);
+    let dags: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();
+    for (number, dag) in dags.iter().enumerate() {
+        let file = cluster.path(&format!("{dag}.yaml"));
+        std::fs::write(&file, format!("id: {dag}\ntasks: {{ a: {{ empty: true }} }}\n")).unwrap();
+        let by = if number % 2 == 0 { &a } else { &b };
+        cluster.ok(by, &["dag", "push", file.to_str().unwrap(), "--unpaused"]);
+    }
+    for dag in &dags {
+        let run = cluster.json(&a, &["run", "trigger", dag, "--run-id", "one", "--wait", "--timeout", "30s"]);
+        assert_eq!(run["state"], "success", "{run}");
+        let again = cluster.json(&b, &["run", "show", dag, "one"]);
+        assert_eq!(again["state"], "success", "{again}");
+    }
+    assert_eq!(a.stop(), Some(0));
+    for dag in &dags {
+        let run = cluster.json(&b, &["run", "trigger", dag, "--run-id", "two", "--wait", "--timeout", "30s"]);
+        assert_eq!(run["state"], "success", "{run}");
+    }
+}
+
+#[test]
+fn a_stopping_replica_gives_its_shards_back_before_it_ends() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "4"]);
+    let mut b = cluster.server("b", &[]);
+    wait_split(&[(&a, 2), (&b, 2)]);
+    let epochs = |replica: &Replica<'_>| {
+        let leases = cluster.json(replica, &["lease", "list", "scheduler"]);
+        let successions = leases.as_array().unwrap().iter().map(|lease| lease["succession"].to_string());
+        successions.collect::<Vec<_>>()
+    };
+    b.signal(Signal::TERM);
+    wait_split(&[(&a, 4)]);
+    // Given back, and not run out or taken from a dead one.
+    assert!(
+        epochs(&a).iter().all(|how| how.contains("released") || how.contains("first")),
+        "{:?}",
+        epochs(&a)
+    );
+    assert_eq!(b.wait_end(), Some(0), "{}", b.log());
+    assert!(b.log().contains("Tenure has stopped."), "{}", b.log());
+}
+
+#[test]
+fn a_new_database_needs_a_token_and_keeps_the_first_one() {
+    let cluster = Cluster::new();
+    let refused = cluster.server_command("a", &[]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(said.contains("TENURE_BOOTSTRAP_TOKEN") && said.contains("openssl rand -hex 32"), "{said}");
+
+    let a = cluster.server("a", &[]);
+    let mut other = cluster.server_command("b", &[]);
+    other.env("TENURE_BOOTSTRAP_TOKEN", "another-token-than-the-first");
+    let mut b = cluster.spawn("b", other);
+    b.wait_ready();
+    let mut c = cluster.spawn("c", cluster.server_command("c", &[]));
+    c.wait_ready();
+    assert!(b.log().contains("it is ignored"), "{}", b.log());
+    assert!(!b.log().contains("another-token") && !a.log().contains(TOKEN), "{}{}", a.log(), b.log());
+    for replica in [&a, &b, &c] {
+        let with = |token: &str| {
+            let mut command = cluster.command();
+            command.args(["dag", "list", "--server", &replica.url, "--token", token]);
+            command.output().unwrap().status.code()
+        };
+        assert_eq!((with(TOKEN), with("another-token-than-the-first")), (Some(0), Some(1)));
+    }
+}
+
+#[test]
+fn another_number_of_shards_is_refused_and_reshard_changes_it() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "4"]);
+    let refused = cluster.server_command("b", &["--shards", "6"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    let told = "divided into 4 shards, and 6 were asked for";
+    assert!(said.contains(told) && said.contains("tenure database reshard --shards 6"), "{said}");
+
+    let reshard = |more: &[&str]| {
+        let mut command = cluster.command();
+        command.args(["database", "reshard", "--shards", "6", "--database-url", &cluster.database_url]);
+        command.args(more).output().unwrap()
+    };
+    let unasked = reshard(&[]);
+    assert_eq!(unasked.status.code(), Some(2), "{}", text(&unasked.stderr));
+    assert!(text(&unasked.stderr).contains("--yes"), "{}", text(&unasked.stderr));
+    let early = reshard(&["--yes"]);
+    assert_eq!(early.status.code(), Some(1));
+    assert!(text(&early.stderr).contains("stop every server first"), "{}", text(&early.stderr));
+
+    assert_eq!(a.stop(), Some(0));
+    let done = reshard(&["--yes"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("4 shards are 6 now"), "{}", text(&done.stdout));
+    let a = cluster.server("a", &[]);
+    wait_split(&[(&a, 6)]);
+}
+
+#[test]
+fn the_database_tells_how_it_is_without_being_changed() {
+    let cluster = Cluster::new();
+    let status = || {
+        let mut command = cluster.command();
+        command.args(["database", "status", "--output", "json", "--database-url", &cluster.database_url]);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    let new = status();
+    assert_eq!((&new["schema_version"], &new["shards"]), (&json!(0), &json!(null)), "{new}");
+    assert_eq!(status(), new, "looking makes no tables");
+    let _a = cluster.server("a", &["--shards", "3"]);
+    let made = status();
+    assert_eq!(made["shards"], 3, "{made}");
+    assert_eq!(made["schema_version"], made["known_version"], "{made}");
+}
+
+#[test]
+fn a_database_that_is_away_is_waited_for_and_one_that_says_no_is_an_error() {
+    let postgres = Postgres::own(Settings::default());
+    let cluster = Cluster::on(&postgres.url());
+    postgres.stop();
+    let mut command = cluster.server_command("a", &[]);
+    command.env("TENURE_BOOTSTRAP_TOKEN", TOKEN);
+    let mut a = cluster.spawn("a", command);
+    let waits =
+        wait_until("it to wait", PATIENCE, || a.log().contains("waiting for the database").then_some(()));
+    assert!(waits.is_some(), "{}", a.log());
+    postgres.start();
+    a.wait_ready();
+
+    let elsewhere = Cluster::on(&postgres.url().replace("/postgres", "/nowhere"));
+    let refused = elsewhere.server_command("a", &[]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("nowhere"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn a_replica_that_waits_for_its_database_ends_when_it_is_told_to() {
+    let port = tenure_testkit::free_port();
+    let cluster = Cluster::on(&format!("postgres://nobody@127.0.0.1:{port}/none"));
+    let mut a = cluster.spawn("a", cluster.server_command("a", &[]));
+    let waits =
+        wait_until("it to wait", PATIENCE, || a.log().contains("waiting for the database").then_some(()));
+    assert!(waits.is_some(), "{}", a.log());
+    a.signal(Signal::TERM);
+    assert_eq!(a.wait_end(), Some(0), "{}", a.log());
+}
+
+#[test]
+fn an_outage_of_the_database_is_waited_out_while_health_says_so() {
+    let postgres = Postgres::own(Settings::default());
+    let cluster = Cluster::on(&postgres.url());
+    let a = cluster.server("a", &["--shards", "2"]);
+    wait_split(&[(&a, 2)]);
+    postgres.stop();
+    let unready = wait_until("health to notice", PATIENCE, || {
+        let (status, answer) = a.api().get("/health/ready")?;
+        (status == 503).then(|| answer["detail"].as_str().unwrap_or_default().to_owned())
+    });
+    assert!(unready.is_some(), "{}", a.log());
+    let (status, health) = a.api().get("/health").unwrap();
+    assert_eq!((status, &health["database"]["ok"]), (200, &json!(false)), "{health}");
+    assert_eq!(health["metadatabase"]["status"], "unhealthy", "{health}");
+    assert_eq!(a.api().get_text("/health/live"), Some((200, "ok".into())));
+    postgres.start();
+    wait_split(&[(&a, 2)]);
+    let ready = wait_until("health", PATIENCE, || (a.api().get("/health/ready")?.0 == 200).then_some(()));
+    assert!(ready.is_some(), "{}", a.log());
+}
+
+#[test]
+fn a_server_without_a_postgres_is_sent_to_tenure_up() {
+    let cluster = Cluster::on("unused");
+    let mut command = cluster.command();
+    let output = command.args(["server"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("tenure up"), "{}", text(&output.stderr));
+    let output = cluster.server_command("a", &[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("is no Postgres database"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn up_owns_every_shard_of_a_database_that_has_several() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "4"]);
+    assert_eq!(a.stop(), Some(0));
+    let mut command = cluster.command();
+    command.args(["up", "--listen", "127.0.0.1:0", "--data", "up", "--database-url", &cluster.database_url]);
+    let mut up = cluster.spawn("up", command);
+    up.wait_ready();
+    wait_split(&[(&up, 4)]);
+}
+
+#[test]
+fn what_is_in_force_is_shown_with_where_it_came_from() {
+    let cluster = Cluster::on("postgres://ada:secret@db/tenure");
+    std::fs::write(cluster.path("tenure.toml"), "tick = \"2s\"\nshards = 4\n").unwrap();
+    let check = |more: &[&str]| {
+        let mut command = cluster.command();
+        command
+            .env("TENURE_DATABASE_URL", &cluster.database_url)
+            .env("TENURE_SHARDS", "8")
+            .env("TENURE_LOGS", "");
+        command.args(["config", "check", "--config", "tenure.toml"]).args(more).output().unwrap()
+    };
+    let shown = check(&["--claim-timeout", "30s"]);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let shown = text(&shown.stdout);
+    let row = |key: &str| {
+        let line = shown.lines().find(|line| line.starts_with(&format!("{key} "))).unwrap();
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(row("tick"), "tick 2s tenure.toml:1");
+    assert_eq!(row("shards"), "shards 8 TENURE_SHARDS");
+    assert_eq!(row("claim_timeout"), "claim_timeout 30s --claim-timeout");
+    assert_eq!(row("dispatch_workers"), "dispatch_workers 16 default (pro)");
+    assert_eq!(row("logs"), "logs - default (pro)", "an empty variable says nothing");
+    assert!(!shown.contains("secret"), "{shown}");
+    let json = check(&["--output", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let tick = json.as_array().unwrap().iter().find(|shown| shown["setting"] == "tick").unwrap();
+    assert_eq!(tick, &json!({ "setting": "tick", "value": "2s", "from": "tenure.toml:1" }));
+
+    std::fs::write(cluster.path("tenure.toml"), "tikc = \"2s\"\n").unwrap();
+    let wrong = check(&[]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let said = text(&wrong.stderr);
+    assert!(said.contains("tenure.toml:1") && said.contains("did you mean \"tick\"?"), "{said}");
+}
+
+#[test]
+fn a_replica_that_loses_its_shards_serves_on_or_exits_as_it_was_told() {
+    let cluster = Cluster::new();
+    let short = ["--shards", "2", "--lease-duration", "1s"];
+    let mut a = cluster.server("a", &[&short[..], &["--on-loss", "exit"]].concat());
+    let mut b = cluster.server("b", &short);
+    wait_split(&[(&a, 1), (&b, 1)]);
+    for frozen in [&a, &b] {
+        frozen.signal(Signal::STOP);
+        std::thread::sleep(Duration::from_secs(3));
+        frozen.signal(Signal::CONT);
+        if frozen.pid() == b.pid() {
+            break;
+        }
+        // The one that exits is gone; whoever is left has everything.
+        wait_split(&[(&b, 2)]);
+    }
+    assert_eq!(a.wait_end(), Some(73), "{}", a.log());
+    b.wait_ready();
+    wait_split(&[(&b, 2)]);
+}
