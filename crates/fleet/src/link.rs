@@ -112,9 +112,10 @@ fn outgoing(
             let end = &listener.0;
             let batch = tokio::select! {
                 biased; // what is queued is said before the end
-                batch = batches.next() => batch?,
-                () = end.over.cancelled() => return Some((Err(end.status.get().cloned()?), None)),
+                batch = batches.next() => batch,
+                () = end.over.cancelled() => None,
             };
+            let Some(batch) = batch else { return Some((Err(end.status.get().cloned()?), None)) };
             end.queued.fetch_sub(batch.assignments.len(), Ordering::AcqRel);
             end.room.add_permits(batch.acks().count());
             metrics.messages_out.inc();
