@@ -4,6 +4,7 @@
 //! processes costs, and what one flush to this disk costs. Absolute times belong to a machine; ratios travel.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
+mod cluster;
 mod floors;
 mod lease;
 mod report;
@@ -23,9 +24,21 @@ struct Args {
     /// The binary to measure
     #[arg(long, value_name = "FILE", required_unless_present = "as_candidate")]
     binary: Option<PathBuf>,
-    /// Samples of each figure
-    #[arg(long, default_value_t = 20)]
-    samples: usize,
+    /// Samples of each figure, where it makes sense to have many [default: 20; lease and cluster: 50]
+    #[arg(long)]
+    samples: Option<usize>,
+    /// cluster: measure only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<cluster::Part>,
+    /// cluster: also what takes a long time to prepare
+    #[arg(long)]
+    full: bool,
+    /// cluster: how many tasks throughput is measured over
+    #[arg(long, default_value_t = 200_000)]
+    tasks: usize,
+    /// cluster: also list the statements that Postgres spent its time on, and the metrics of the first replica
+    #[arg(long)]
+    statements: bool,
     /// Also write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -41,6 +54,8 @@ enum Family {
     Skeleton,
     /// Crashes, hand-overs, frozen holders and a thousand scopes, on Postgres and on etcd
     Lease,
+    /// Crashes and restarts of replicas, throughput, backlogs, lateness, on Postgres
+    Cluster,
 }
 
 fn main() -> Result<()> {
@@ -50,8 +65,16 @@ fn main() -> Result<()> {
     }
     let binary = args.binary.context("--binary is missing")?;
     let report = match args.family {
-        Family::Skeleton => skeleton::measure(&binary, args.samples)?,
-        Family::Lease => lease::measure(args.samples)?,
+        Family::Skeleton => skeleton::measure(&binary, args.samples.unwrap_or(20))?,
+        Family::Lease => lease::measure(args.samples.unwrap_or(50))?,
+        Family::Cluster => cluster::measure(&cluster::Options {
+            binary: &binary,
+            samples: args.samples.unwrap_or(50),
+            only: args.only,
+            full: args.full,
+            tasks: args.tasks,
+            statements: args.statements,
+        })?,
     };
     report.print();
     if let Some(file) = &args.json {

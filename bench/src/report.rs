@@ -30,8 +30,31 @@ pub struct Figure {
     pub p50: f64,
     pub p99: f64,
     pub max: f64,
-    /// What it should not exceed, where a goal was set.
-    pub goal: Option<f64>,
+    /// What was set for it, if anything.
+    pub goals: Vec<Goal>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Goal {
+    pub of: Statistic,
+    pub bound: Bound,
+    pub value: f64,
+    pub kept: bool,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Statistic {
+    P50,
+    P99,
+    Max,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    AtMost,
+    AtLeast,
 }
 
 impl Machine {
@@ -59,15 +82,68 @@ impl Figure {
             let index = (share * (values.len() as f64 - 1.0)).round() as usize;
             values.get(index).copied().unwrap_or(f64::NAN)
         };
-        Self {
+        let figure = Self {
             name: name.into(),
             unit,
             samples: values.len(),
             p50: at(0.5),
             p99: at(0.99),
             max: at(1.0),
-            goal,
+            goals: vec![],
+        };
+        match goal {
+            Some(goal) => figure.at_most(Statistic::P50, goal),
+            None => figure,
         }
+    }
+
+    /// One number.
+    pub fn one(name: impl Into<String>, unit: &'static str, value: f64) -> Self {
+        Self::of(name, unit, vec![value], None)
+    }
+
+    pub fn at_most(self, of: Statistic, value: f64) -> Self {
+        self.goal(of, Bound::AtMost, value)
+    }
+
+    pub fn at_least(self, of: Statistic, value: f64) -> Self {
+        self.goal(of, Bound::AtLeast, value)
+    }
+
+    fn goal(mut self, of: Statistic, bound: Bound, value: f64) -> Self {
+        let kept = match bound {
+            Bound::AtMost => self.statistic(of) <= value,
+            Bound::AtLeast => self.statistic(of) >= value,
+        };
+        self.goals.push(Goal { of, bound, value, kept });
+        self
+    }
+
+    fn statistic(&self, of: Statistic) -> f64 {
+        match of {
+            Statistic::P50 => self.p50,
+            Statistic::P99 => self.p99,
+            Statistic::Max => self.max,
+        }
+    }
+
+    /// The goals, what was measured against each, and whether all are kept.
+    fn verdict(&self) -> [String; 3] {
+        let goal = |goal: &Goal| {
+            let bound = match goal.bound {
+                Bound::AtMost => "≤",
+                Bound::AtLeast => "≥",
+            };
+            format!("{:?} {bound} {}", goal.of, goal.value).to_lowercase()
+        };
+        let ratio = |goal: &Goal| format!("{:.2}", self.statistic(goal.of) / goal.value);
+        let all = |text: &dyn Fn(&Goal) -> String| self.goals.iter().map(text).collect::<Vec<_>>().join(", ");
+        let kept = match self.goals.as_slice() {
+            [] => "",
+            goals if goals.iter().all(|goal| goal.kept) => "yes",
+            _ => "no",
+        };
+        [all(&goal), all(&ratio), kept.to_owned()]
     }
 }
 
@@ -80,12 +156,13 @@ impl Report {
         );
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
-        table.set_header(["figure", "unit", "n", "p50", "p99", "max", "goal", "p50 / goal"]);
+        table.set_header(["figure", "unit", "n", "p50", "p99", "max", "goal", "/ goal", "kept"]);
         for column in table.column_iter_mut().skip(2) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         for figure in &self.figures {
             let number = |value: f64| format!("{value:.2}");
+            let [goals, ratios, kept] = figure.verdict();
             table.add_row([
                 figure.name.clone(),
                 figure.unit.to_owned(),
@@ -93,8 +170,9 @@ impl Report {
                 number(figure.p50),
                 number(figure.p99),
                 number(figure.max),
-                figure.goal.map_or_else(String::new, number),
-                figure.goal.map_or_else(String::new, |goal| number(figure.p50 / goal)),
+                goals,
+                ratios,
+                kept,
             ]);
         }
         println!("{table}");

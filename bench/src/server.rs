@@ -115,11 +115,7 @@ impl Server {
 
     /// Resident memory in megabytes.
     pub fn memory(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a status has VmRSS")?;
-        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
-        Ok(kib / 1_000.0)
+        memory_of(self.child.id())
     }
 }
 
@@ -130,11 +126,40 @@ impl Drop for Server {
     }
 }
 
+/// Resident memory of a process in megabytes.
+pub fn memory_of(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("a status has VmRSS")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1.024 / 1_000.0)
+}
+
 /// Processor time that a process has used so far.
 pub fn cpu_of(pid: u32) -> Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    let after_name = stat.rsplit_once(')').context("a stat line names its process")?.1;
-    let ticks = |at: usize| after_name.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok());
-    let (user, system) = (ticks(11).context("user time")?, ticks(12).context("system time")?);
-    Ok(Duration::from_millis((user + system) * 1_000 / rustix::param::clock_ticks_per_second()))
+    Ok(Stat::of(pid)?.own)
+}
+
+/// What the kernel counts of a process.
+pub struct Stat {
+    pub parent: u32,
+    pub own: Duration,
+    /// Of children that have ended.
+    pub children: Duration,
+}
+
+impl Stat {
+    pub fn of(pid: u32) -> Result<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let after_name = stat.rsplit_once(')').context("a stat line names its process")?.1;
+        let words: Vec<&str> = after_name.split_whitespace().collect();
+        let number = |at: usize| words.get(at).and_then(|word| word.parse::<u64>().ok());
+        let time = |at: usize| {
+            let ticks = number(at).zip(number(at + 1)).context("a stat line has user and system time")?;
+            anyhow::Ok(Duration::from_millis(
+                (ticks.0 + ticks.1) * 1_000 / rustix::param::clock_ticks_per_second(),
+            ))
+        };
+        let parent = number(1).context("a process has a parent")? as u32;
+        Ok(Self { parent, own: time(11)?, children: time(13)? })
+    }
 }

@@ -30,7 +30,21 @@ const ALLOWED: [(&str, &[&str]); 25] = [
     ("api", &["model", "store", "lease", "clock", "logs"]),
     ("testkit", &["model", "clock"]),
     ("xtask", &[]),
-    ("bench", &["testkit", "clock", "lease", "lease-etcd", "model", "store", "store-postgres"]),
+    (
+        "bench",
+        &[
+            "testkit",
+            "clock",
+            "lease",
+            "lease-etcd",
+            "model",
+            "store",
+            "store-postgres",
+            "agent-proto",
+            "dispatch",
+            "scheduler",
+        ],
+    ),
     ("chaos", &["testkit", "clock"]), // a checker does not trust the types of what it checks
     ("tenure", ALL),
 ];
