@@ -9,6 +9,10 @@ use crate::history::{Effect, Entry, History, RunName, RunRow, TrailRow};
 pub(super) struct Index<'a> {
     pub history: &'a History,
     pub runs: BTreeMap<&'a RunName, &'a RunRow>,
+    /// By idempotency key.
+    pub keyed: BTreeMap<&'a str, Vec<&'a RunRow>>,
+    /// Everything that was written about each run, in order.
+    pub rows: BTreeMap<&'a RunName, Vec<&'a TrailRow>>,
     /// What the trail says of each run itself, in order.
     pub run_steps: BTreeMap<&'a RunName, Vec<Step<'a>>>,
     /// What the trail says of each task instance, in order.
@@ -60,13 +64,21 @@ impl<'a> Index<'a> {
         let mut index = Self {
             history,
             runs: history.runs.iter().map(|row| (&row.name, row)).collect(),
+            keyed: BTreeMap::new(),
+            rows: BTreeMap::new(),
             run_steps: BTreeMap::new(),
             task_steps: BTreeMap::new(),
             attempts: BTreeMap::new(),
             effects: history.effects.iter().map(|effect| (effect.attempt.as_str(), effect)).collect(),
         };
+        for row in &history.runs {
+            if let Some(key) = &row.idempotency_key {
+                index.keyed.entry(key).or_default().push(row);
+            }
+        }
         for row in &history.trail {
             let Some(run) = &row.run else { continue };
+            index.rows.entry(run).or_default().push(row);
             for entry in &row.entries {
                 index.enter(run, Step { row, entry });
             }

@@ -8,7 +8,7 @@ use super::attempts::signed;
 use super::index::Index;
 use super::story::run_ended;
 use super::{Promise, Verdict};
-use crate::history::{Answer, Asked, Call, RunRow, Schedule};
+use crate::history::{Answer, Asked, Call, Schedule};
 
 pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
     triggers(index, verdict);
@@ -22,18 +22,14 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
 }
 
 fn triggers(index: &Index<'_>, verdict: &mut Verdict) {
-    let mut by_key: BTreeMap<&str, Vec<&RunRow>> = BTreeMap::new();
-    for run in index.history.runs.iter().filter(|run| !run.scheduled) {
-        match &run.idempotency_key {
-            Some(key) => by_key.entry(key).or_default().push(run),
-            None => verdict.violated(Promise::P4, Some(&run.name), format!("nobody asked for {}", run.name)),
-        }
+    for run in index.history.runs.iter().filter(|run| !run.scheduled && run.idempotency_key.is_none()) {
+        verdict.violated(Promise::P4, Some(&run.name), format!("nobody asked for {}", run.name));
     }
     let mut asked = BTreeSet::new();
     for call in &index.history.calls {
         let Asked::Trigger { key } = &call.what else { continue };
         asked.insert(key.as_str());
-        let runs = by_key.get(key.as_str()).map_or(&[][..], Vec::as_slice);
+        let runs = index.keyed.get(key.as_str()).map_or(&[][..], Vec::as_slice);
         match (call.answer, runs.len()) {
             (_, 2..) => {
                 let names: Vec<String> = runs.iter().map(|run| run.name.to_string()).collect();
@@ -49,7 +45,7 @@ fn triggers(index: &Index<'_>, verdict: &mut Verdict) {
             | (Answer::Acknowledged | Answer::Unknown, 1) => {}
         }
     }
-    for (key, runs) in by_key.iter().filter(|(key, _)| !asked.contains(*key)) {
+    for (key, runs) in index.keyed.iter().filter(|(key, _)| !asked.contains(*key)) {
         for run in runs {
             verdict.violated(
                 Promise::P4,
@@ -103,7 +99,7 @@ fn acknowledged(index: &Index<'_>, call: &Call, verdict: &mut Verdict) {
     let mut violated = |what: String| verdict.violated(Promise::P8, Some(run), what);
     match &call.what {
         Asked::Trigger { key } => {
-            if !index.history.runs.iter().any(|row| row.idempotency_key.as_ref() == Some(key)) {
+            if !index.keyed.contains_key(key.as_str()) {
                 violated(format!("the trigger of {run} (key {key}) was acknowledged, and it is not there"));
             }
         }
@@ -128,9 +124,8 @@ fn acknowledged(index: &Index<'_>, call: &Call, verdict: &mut Verdict) {
 
 /// A user's word of this kind about the run was committed between question and answer.
 fn said_meanwhile(index: &Index<'_>, call: &Call, event: &str) -> bool {
-    index.history.trail.iter().any(|row| {
+    index.rows.get(&call.run).into_iter().flatten().any(|row| {
         row.scope.is_none()
-            && row.run.as_ref() == Some(&call.run)
             && (call.sent_at..=call.answered_at).contains(&row.committed_at)
             && row.entries.iter().any(|entry| entry.event == event)
     })

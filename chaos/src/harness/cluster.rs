@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tenure_clock::Entropy;
 use tenure_testkit::{Etcd, OwnEtcd, OwnPostgres, Postgres, Settings, TempDir, free_port};
@@ -111,6 +111,11 @@ impl Cluster {
             let node = cluster.start_node(number)?;
             cluster.nodes.push(node);
         }
+        let known = wait_until(START, || {
+            let (_, nodes) = cluster.api.get(&cluster.replicas[0].url, "/api/tenure/nodes")?;
+            (nodes["total_entries"].as_u64()? == NODES as u64).then_some(())
+        });
+        ensure!(known.is_some(), "not every agent came up:\n{}", cluster.state());
         cluster.wait_whole(START).context("the cluster did not come up")?;
         Ok(cluster)
     }
@@ -159,7 +164,7 @@ impl Cluster {
         (0..self.replicas.len()).flat_map(|at| self.led_by(at)).collect()
     }
 
-    /// Every replica is ready, every shard is led by exactly one of them, and every agent is known to somebody.
+    /// Every replica is ready, and every shard is led.
     pub fn is_whole(&self) -> bool {
         let ready = |replica: &Replica| matches!(self.api.get(&replica.url, "/health/ready"), Some((200, _)));
         let led: std::collections::BTreeSet<String> =
@@ -234,7 +239,7 @@ impl Cluster {
         let args: Vec<String> = [
             ("--database-url", format!("postgres://tenure@127.0.0.1:{}/postgres", database.port)),
             ("--listen", format!("127.0.0.1:{port}")),
-            ("--advertise", url.clone()),
+            ("--advertise", format!("http://127.0.0.1:{}", front.port)), // what agents are told
             ("--leases", where_leases),
             ("--shards", SHARDS.to_string()),
             ("--data", self.text(&name)),
