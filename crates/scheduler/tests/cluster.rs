@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rig::{Options, Owner, PATIENCE, Rig, exec, wait};
-use tenure_model::{Ack, DagId, DagSpec, Outcome, PoolName, RunState, ShardId, TaskSpec, TenantId};
-use tenure_scheduler::OwnerConfig;
+use tenure_model::{
+    Ack, Assignment, DagId, DagSpec, Outcome, PoolName, RunState, ShardId, TaskSpec, TenantId,
+};
+use tenure_scheduler::{OwnerConfig, ReportDesk};
 use tenure_store::PoolRecord;
 
 const SHARDS: u16 = 4;
@@ -107,23 +109,55 @@ async fn a_replica_told_to_stop_hands_its_shards_over_and_running_tasks_do_not_n
     two.nothing_for(Duration::from_millis(200)).await;
 }
 
-/// Plays a replica's agent until told to stop; counts how many run at once over all replicas.
-async fn play_all(
-    mut owner: Owner,
-    at_once: Arc<AtomicUsize>,
+/// Counts what runs at once, over all replicas.
+#[derive(Clone, Default)]
+struct Tally {
+    now: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     played: Arc<AtomicUsize>,
-) {
-    loop {
-        let assignment = owner.next().await;
-        let now = at_once.fetch_add(1, Ordering::SeqCst) + 1;
-        most.fetch_max(now, Ordering::SeqCst);
-        assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        at_once.fetch_sub(1, Ordering::SeqCst);
-        assert_eq!(owner.end(&assignment, Outcome::Success).await, Ack::Accepted);
-        played.fetch_add(1, Ordering::SeqCst);
+}
+
+impl Tally {
+    /// Plays a replica's agents until the test ends, as many tasks at once as are handed out.
+    async fn play_all(self, mut owner: Owner) {
+        loop {
+            let assignment = owner.next().await;
+            let (desk, tally) = (owner.desk.clone(), self.clone());
+            tokio::spawn(async move { tally.play(&desk, &assignment).await });
+        }
     }
+
+    async fn play(&self, desk: &ReportDesk, assignment: &Assignment) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        assert_eq!(rig::claim_through(desk, assignment).await, Ack::Accepted);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        self.played.fetch_add(1, Ordering::SeqCst);
+        assert_eq!(rig::end_through(desk, assignment, Outcome::Success).await, Ack::Accepted);
+    }
+
+    fn most(&self) -> usize {
+        self.most.load(Ordering::SeqCst)
+    }
+}
+
+/// Two replicas, a run of each dag, all of them to their ends.
+async fn run_all(rig: &Rig, dags: &BTreeMap<u16, String>) -> Tally {
+    let (one, two) = (replica(rig, "one"), replica(rig, "two"));
+    wait("two each", || one.owned().len() == 2 && two.owned().len() == 2).await;
+    let tally = Tally::default();
+    for owner in [one, two] {
+        tokio::spawn(tally.clone().play_all(owner));
+    }
+    for dag in dags.values() {
+        rig.trigger(dag, "r").await;
+    }
+    for dag in dags.values() {
+        assert_eq!(rig.wait_end(dag, "r").await.state, RunState::Success);
+    }
+    assert_eq!(tally.played.load(Ordering::SeqCst), 8 * usize::from(SHARDS));
+    tally
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,21 +170,7 @@ async fn a_pool_is_shared_by_all_shards_never_overdrawn_and_nobody_starves() {
         let task = |number: usize| TaskSpec { pool: PoolName::new("scarce"), ..exec(&format!("t{number}")) };
         rig.register(DagSpec::new(dag, (0..8).map(task).collect())).await;
     }
-    let (one, two) = (replica(&rig, "one"), replica(&rig, "two"));
-    wait("two each", || one.owned().len() == 2 && two.owned().len() == 2).await;
-    let (at_once, most, played) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-    for owner in [one, two] {
-        tokio::spawn(play_all(owner, at_once.clone(), most.clone(), played.clone()));
-    }
-    for dag in dags.values() {
-        rig.trigger(dag, "r").await;
-    }
-    for dag in dags.values() {
-        let ended = tokio::time::timeout(Duration::from_secs(30), rig.wait_end(dag, "r"));
-        assert_eq!(ended.await.expect("every shard gets its turn").state, RunState::Success);
-    }
-    assert_eq!(played.load(Ordering::SeqCst), 8 * usize::from(SHARDS));
-    assert_eq!(most.load(Ordering::SeqCst), 2, "the pool has two slots, and both were of use");
+    assert_eq!(run_all(&rig, &dags).await.most(), 2, "the pool has two slots, and both were of use");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,18 +182,5 @@ async fn a_node_is_shared_by_all_shards_and_never_overcommitted() {
         let tasks = (0..8).map(|number| exec(&format!("t{number}"))).collect();
         rig.register(DagSpec::new(dag, tasks)).await;
     }
-    let (one, two) = (replica(&rig, "one"), replica(&rig, "two"));
-    wait("two each", || one.owned().len() == 2 && two.owned().len() == 2).await;
-    let (at_once, most, played) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
-    for owner in [one, two] {
-        tokio::spawn(play_all(owner, at_once.clone(), most.clone(), played.clone()));
-    }
-    for dag in dags.values() {
-        rig.trigger(dag, "r").await;
-    }
-    for dag in dags.values() {
-        let ended = tokio::time::timeout(Duration::from_secs(30), rig.wait_end(dag, "r"));
-        assert_eq!(ended.await.expect("every shard gets its turn").state, RunState::Success);
-    }
-    assert!(most.load(Ordering::SeqCst) <= 3, "{most:?} ran on a node with three places");
+    assert_eq!(run_all(&rig, &dags).await.most(), 3, "the node has three places, and all were of use");
 }
