@@ -8,6 +8,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
 use utoipa::ToSchema;
 
 use crate::airflow::monitor::HealthInfo;
@@ -126,6 +128,24 @@ impl DatabaseHealth {
     pub(crate) fn is_ok(&self) -> bool {
         self.ok
     }
+}
+
+/// What a process answers that has no database yet: it lives, and it waits for this.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting(pub watch::Receiver<String>);
+
+/// As `/health`, as far as there is anything to say.
+pub(crate) async fn waiting(State(Waiting(why)): State<Waiting>) -> Json<Value> {
+    let (why, version) = (why.borrow().clone(), env!("CARGO_PKG_VERSION"));
+    Json(json!({
+        "status": "unhealthy", "version": version, "reason": why, "database": { "ok": false, "error": why },
+        "metadatabase": { "status": "unhealthy" }, "scheduler": { "status": "unhealthy" },
+    }))
+}
+
+/// Anything else, until everything is there.
+pub(crate) async fn not_yet(State(Waiting(why)): State<Waiting>) -> ApiError {
+    ApiError::Unavailable(why.borrow().clone())
 }
 
 /// Metrics in the OpenMetrics text format, for Prometheus.

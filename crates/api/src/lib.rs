@@ -23,7 +23,9 @@ use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use axum::{Extension, Router};
+use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
 use utoipa::OpenApi;
@@ -56,6 +58,16 @@ pub fn lease_router(api: LeaseApi, token: TokenDigest) -> Router {
     let table = OpenApiRouter::with_openapi(openapi::Document::openapi()).merge(public).merge(guarded);
     let (router, document) = table.split_for_parts();
     finished(router.with_state(api), &document)
+}
+
+/// For a process that waits for its database: probes hear that it lives, and why it is not ready. The reason may
+/// change.
+pub fn waiting_router(why: watch::Receiver<String>) -> Router {
+    Router::new()
+        .route("/health", get(health::waiting))
+        .route("/health/live", get(health::live))
+        .fallback(health::not_yet)
+        .with_state(health::Waiting(why))
 }
 
 /// Puts around the routes what holds for all of them.

@@ -3,8 +3,10 @@
 use axum::http::StatusCode;
 use expect_test::expect;
 use serde_json::json;
+use tenure_api::ScopeHealth;
 use tenure_model::Resources;
 use tenure_store::NodeRegistration;
+use tower::ServiceExt;
 
 use crate::harness::{Server, at, each, pretty};
 
@@ -21,21 +23,80 @@ async fn health_shows_who_owns_what() {
             "error": null
           },
           "last_pass_at": "2026-01-01T12:00:00Z",
+          "shards": {
+            "total": 1,
+            "owned": 1,
+            "elsewhere": 0,
+            "ownerless": 0
+          },
+          "controller": null,
           "scopes": [
             {
               "scope": "scheduler/shard-00",
               "owner": "host:1",
+              "address": null,
               "epoch": 1,
               "leading": true,
               "last_renewal_succeeded": true,
               "renewed_at": "2026-01-01T12:00:00Z",
-              "valid_for_ms": 86340000
+              "valid_for_ms": 86340000,
+              "last_pass_at": null,
+              "problem": null
             }
-          ]
+          ],
+          "metadatabase": {
+            "status": "healthy"
+          },
+          "scheduler": {
+            "status": "healthy",
+            "latest_scheduler_heartbeat": "2026-01-01T12:00:00Z"
+          },
+          "triggerer": {
+            "status": null,
+            "latest_triggerer_heartbeat": null
+          },
+          "dag_processor": {
+            "status": null,
+            "latest_dag_processor_heartbeat": null
+          }
         }"#]]
     .assert_eq(&pretty(&server.get("/health").await));
     let live = server.call("GET", "/health/live", None).await;
     assert_eq!((live.status, live.text.as_str()), (StatusCode::OK, "ok"));
+}
+
+#[tokio::test]
+async fn a_process_without_a_database_says_that_it_lives_and_waits() {
+    let (said, why) = tokio::sync::watch::channel("waiting for the database: no route".to_owned());
+    let router = tenure_api::waiting_router(why);
+    let ask = async |path: &str| {
+        let request = axum::http::Request::get(path).body(axum::body::Body::empty()).unwrap();
+        let answer = router.clone().oneshot(request).await.unwrap();
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    };
+    assert_eq!(ask("/health/live").await, (200, "ok".into()));
+    let (status, ready) = ask("/health/ready").await;
+    assert!(status == 503 && ready.contains("no route"), "{status} {ready}");
+    said.send_replace("waiting for the database: refused".into());
+    let (status, health) = ask("/health").await;
+    assert!(status == 200 && health.contains("unhealthy") && health.contains("refused"), "{health}");
+    assert_eq!(ask("/api/v2/dags").await.0, 503);
+}
+
+#[tokio::test]
+async fn a_standby_is_told_from_an_owner_and_from_nobody() {
+    let server = Server::start().await;
+    let shards = server.get("/health").await["shards"].clone();
+    assert_eq!(shards, json!({ "total": 1, "owned": 1, "elsewhere": 0, "ownerless": 0 }));
+    server.ready.scopes(vec![
+        ScopeHealth { owner: Some("other:1".into()), ..ScopeHealth::campaigning("scheduler/shard-00") },
+        ScopeHealth::campaigning("scheduler/shard-01"),
+    ]);
+    let health = server.get("/health").await;
+    assert_eq!(health["shards"], json!({ "total": 2, "owned": 0, "elsewhere": 1, "ownerless": 1 }));
+    assert_eq!(health["status"], "healthy", "it serves the API");
 }
 
 #[tokio::test]

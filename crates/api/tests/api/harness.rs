@@ -50,12 +50,16 @@ pub struct Server {
 /// What the test says about the scheduler; `Err("panic")` panics.
 pub struct Health {
     ready: Mutex<Result<(), String>>,
-    scope: ScopeHealth,
+    scopes: Mutex<Vec<ScopeHealth>>,
 }
 
 impl Health {
     pub fn set(&self, ready: Result<(), &str>) {
         *self.ready.lock().unwrap() = ready.map_err(str::to_owned);
+    }
+
+    pub fn scopes(&self, scopes: Vec<ScopeHealth>) {
+        *self.scopes.lock().unwrap() = scopes;
     }
 }
 
@@ -66,7 +70,7 @@ impl HealthSource for Health {
         SchedulerHealth {
             ready,
             last_pass_at: Some(NOON.parse().unwrap()),
-            scopes: vec![self.scope.clone()],
+            scopes: self.scopes.lock().unwrap().clone(),
             controller: None,
         }
     }
@@ -114,7 +118,8 @@ impl Server {
             Arc::new(SqliteStore::in_memory(SqliteOptions::default(), Arc::clone(&shared_clock)).unwrap());
         let entropy = Entropy::seeded(7);
         let (elector, owner) = own(&store, &shared_clock, &entropy).await;
-        let ready = Arc::new(Health { ready: Mutex::new(Ok(())), scope: ScopeHealth::of(&owner) });
+        let ready =
+            Arc::new(Health { ready: Mutex::new(Ok(())), scopes: Mutex::new(vec![ScopeHealth::of(&owner)]) });
         let (changes, changed) = watch::channel(0);
         let (logs, import_errors) = (Arc::new(InMemory::new()), Arc::default());
         let state = ApiState {
