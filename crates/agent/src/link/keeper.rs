@@ -304,7 +304,8 @@ struct Reached<'a> {
 
 impl<'a> Reached<'a> {
     fn claim(shared: &'a Shared, replica: Uuid) -> Option<Self> {
-        lock(&shared.reached).insert(replica).then_some(Self { shared, replica })
+        let is_new = lock(&shared.reached).insert(replica);
+        is_new.then(|| Self { shared, replica })
     }
 }
 

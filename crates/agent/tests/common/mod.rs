@@ -1,6 +1,8 @@
 //! A data folder, a control plane that the test can steer, and assignments to give.
 #![allow(dead_code, reason = "each test file uses its own part of the bench")]
 
+pub mod cluster;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
