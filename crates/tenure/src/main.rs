@@ -1,10 +1,12 @@
 //! The `tenure` binary: one program for the server, the command line and the processes above tasks.
 
+mod agent;
 mod cli;
 mod data;
 mod discovery;
 mod elect;
 mod epochs;
+mod node;
 mod replica;
 mod server;
 mod settings;
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     match cli.command {
         cli::Command::Up(settings) => up::run(&settings.0),
         cli::Command::Server(settings) => server::run(&settings.0),
+        cli::Command::Agent(args) => agent::run(args, &cli.globals),
         cli::Command::Elect(args) => elect::run(&args, &cli.globals),
         command => cli::run(command, cli.globals),
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
-use common::{text, wait_until};
+use common::{Api, text, wait_until};
 use rustix::process::Signal;
 use serde_json::json;
 use tenure_testkit::{Postgres, Settings};
@@ -205,13 +205,23 @@ fn a_database_that_is_away_is_waited_for_and_one_that_says_no_is_an_error() {
 }
 
 #[test]
-fn a_replica_that_waits_for_its_database_ends_when_it_is_told_to() {
+fn a_replica_that_waits_for_its_database_says_so_and_ends_when_it_is_told_to() {
     let port = tenure_testkit::free_port();
     let cluster = Cluster::on(&format!("postgres://nobody@127.0.0.1:{port}/none"));
-    let mut a = cluster.spawn("a", cluster.server_command("a", &[]));
+    let listens_on = tenure_testkit::free_port();
+    let mut command = cluster.server_command("a", &[]);
+    command.env("TENURE_BOOTSTRAP_TOKEN", TOKEN).args(["--listen", &format!("127.0.0.1:{listens_on}")]);
+    let mut a = cluster.spawn("a", command);
     let waits =
         wait_until("it to wait", PATIENCE, || a.log().contains("waiting for the database").then_some(()));
     assert!(waits.is_some(), "{}", a.log());
+    let api = Api::at(&format!("http://127.0.0.1:{listens_on}"), TOKEN);
+    assert_eq!(api.get_text("/health/live"), Some((200, "ok".into())));
+    let (status, answer) = api.get("/health/ready").unwrap();
+    assert!(
+        status == 503 && answer["detail"].as_str().unwrap().contains("waiting for the database"),
+        "{answer}"
+    );
     a.signal(Signal::TERM);
     assert_eq!(a.wait_end(), Some(0), "{}", a.log());
 }

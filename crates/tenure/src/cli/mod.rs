@@ -98,6 +98,9 @@ pub enum Command {
     /// Run one replica of a cluster: scheduler and API on a shared Postgres, for agents elsewhere
     #[command(after_help = SERVER_HELP)]
     Server(ServerSettings),
+    /// Run tasks on this machine for a cluster: connects to every replica, starts what they hand out
+    #[command(after_help = crate::agent::HELP)]
+    Agent(crate::agent::AgentArgs),
     /// What is set, and where each value came from
     #[command(subcommand)]
     Config(config::ConfigCommand),
@@ -172,7 +175,9 @@ pub fn run(command: Command, globals: Globals) -> ExitCode {
 
 fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
     match command {
-        Command::Up(_) | Command::Server(_) | Command::Elect(_) => unreachable!("`main` starts these itself"),
+        Command::Up(_) | Command::Server(_) | Command::Agent(_) | Command::Elect(_) => {
+            unreachable!("`main` starts these itself")
+        }
         Command::Dag(command) => dag::run(command, context),
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),

@@ -13,7 +13,7 @@ use tenure_store_postgres::{
 };
 use tenure_store_sqlite::{SqliteOptions, SqliteStore};
 
-use super::Ground;
+use super::{Ground, Porch};
 use crate::settings::{LeaseBackend, Settings};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -48,16 +48,16 @@ impl Database {
     }
 
     /// Waits for a database that is away, and says so. One that says no is an error at once.
-    pub async fn postgres(url: &str, ground: &Ground) -> Result<Self> {
+    pub async fn postgres(url: &str, ground: &Ground, porch: &Porch) -> Result<Self> {
         let Ground { settings, clock, entropy } = ground;
-        let store = Arc::new(waiting(entropy, || connect(url, settings, entropy)).await?);
+        let store = Arc::new(waiting(entropy, porch, || connect(url, settings, entropy)).await?);
         let shards = tenure_store::SchedulingStore::shard_count(&*store).await?;
         check_shards(settings, shards)?;
         let options = || PostgresLeaseOptions {
             application_name: "tenure lease API".into(),
             epochs: settings.epochs.mint(),
         };
-        let lent = waiting(entropy, || PostgresLeases::connect(url, options(), entropy)).await?;
+        let lent = waiting(entropy, porch, || PostgresLeases::connect(url, options(), entropy)).await?;
         let lent = Arc::new(lent);
         let (leases, lent): (Arc<dyn LeaseStore>, Lent) = match &settings.leases {
             LeaseBackend::Database => (store.clone(), Lent { leases: lent.clone(), fences: lent }),
@@ -102,6 +102,7 @@ fn check_shards(settings: &Settings, found: u16) -> Result<()> {
 /// Again and again, until it is there or says no.
 pub async fn waiting<T, F: Future<Output = Result<T, ConnectError>>>(
     entropy: &Entropy,
+    porch: &Porch,
     connect: impl Fn() -> F,
 ) -> Result<T> {
     let mut pause = FIRST_PAUSE;
@@ -118,7 +119,9 @@ pub async fn waiting<T, F: Future<Output = Result<T, ConnectError>>>(
                 return Err(error.into());
             }
             Err(error) => {
-                tracing::warn!(error = %tenure_lease::with_causes(&error), "waiting for the database");
+                let error = tenure_lease::with_causes(&error);
+                tracing::warn!(error, "waiting for the database");
+                porch.say(format!("waiting for the database: {error}"));
                 waited = true;
                 tokio::time::sleep(pause + entropy.jitter(pause / 4)).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);

@@ -10,6 +10,7 @@ mod folder;
 mod health;
 mod logging;
 mod peers;
+mod porch;
 mod signals;
 
 use std::net::SocketAddr;
@@ -43,6 +44,7 @@ pub use database::{Database, waiting};
 pub use folder::{DagFolder, FolderReport};
 pub use logging::start_logging;
 pub use peers::watch as watch_peers;
+pub use porch::Porch;
 pub use signals::stop_signal;
 
 /// Handing everything over takes a pass and a few round trips. A database that is away must not keep a process that

@@ -25,7 +25,7 @@ use crate::data::DataFolder;
 use crate::discovery;
 use crate::elect::host_name;
 use crate::replica::{
-    self, DagFolder, Database, Frontage, Ground, ImportErrors, Replica, ReplicaParts, Watching,
+    self, DagFolder, Database, Frontage, Ground, ImportErrors, Porch, Replica, ReplicaParts, Watching,
 };
 use crate::settings::{Edition, Given};
 
@@ -64,8 +64,9 @@ async fn start(ground: &Ground) -> Result<Server> {
     let data = DataFolder::open(&settings.data, entropy)?;
     let (listener, address) = replica::listen(settings).await?;
     let url = settings.advertise.clone().unwrap_or_else(|| advertised(address));
-    token::must_be_there(database_url, entropy).await?;
-    let database = Database::postgres(database_url, ground).await?;
+    let porch = Porch::open(listener)?;
+    token::must_be_there(database_url, entropy, &porch).await?;
+    let database = Database::postgres(database_url, ground, &porch).await?;
     let token = token::settle(&database.store).await?;
     let dags = settings.dags.as_ref().map(|folder| DagFolder::existing(folder, &database.store, clock));
     let mut dags = dags.transpose()?;
@@ -99,7 +100,7 @@ async fn start(ground: &Ground) -> Result<Server> {
         Gate { sink: Arc::new(Desk(replica.desk())), admits: Arc::new(move |shown| token.matches(shown)) };
     let dags_folder = dags.as_ref().map(|dags| dags.root().to_owned());
     let front = replica.serve(Frontage {
-        listener,
+        listener: porch.close().await?,
         ground,
         database: &database,
         token,

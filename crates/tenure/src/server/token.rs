@@ -6,7 +6,7 @@ use tenure_clock::Entropy;
 use tenure_store::SharedStore;
 use tenure_store_postgres::describe;
 
-use crate::replica;
+use crate::replica::{self, Porch};
 
 /// Names the first token of a new database.
 const VARIABLE: &str = "TENURE_BOOTSTRAP_TOKEN";
@@ -14,8 +14,8 @@ const VARIABLE: &str = "TENURE_BOOTSTRAP_TOKEN";
 const SHORT: usize = 16;
 
 /// Before anything is made of a new database: is there a token to open it with?
-pub(super) async fn must_be_there(database_url: &str, entropy: &Entropy) -> Result<()> {
-    if given().is_some() || replica::waiting(entropy, || describe(database_url)).await?.has_token {
+pub(super) async fn must_be_there(database_url: &str, entropy: &Entropy, porch: &Porch) -> Result<()> {
+    if given().is_some() || replica::waiting(entropy, porch, || describe(database_url)).await?.has_token {
         return Ok(());
     }
     bail!(

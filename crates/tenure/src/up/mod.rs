@@ -3,7 +3,6 @@
 
 mod banner;
 mod executor;
-mod node;
 mod presence;
 
 use std::process::ExitCode;
@@ -22,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data::DataFolder;
 use crate::discovery;
-use crate::replica::{self, DagFolder, Database, Frontage, Ground, Replica, ReplicaParts, Watching};
+use crate::node;
+use crate::replica::{self, DagFolder, Database, Frontage, Ground, Porch, Replica, ReplicaParts, Watching};
 use crate::settings::{Edition, Given};
 use executor::{LocalControlPlane, LocalExecutor};
 
@@ -39,9 +39,10 @@ async fn serve(ground: Ground) -> Result<()> {
     let token = data.admin_token(entropy)?;
     let (listener, address) = replica::listen(settings).await?;
     let url = format!("http://{address}");
+    let porch = Porch::open(listener)?;
 
     let database = match &settings.database_url {
-        Some(url) => Database::postgres(url, &ground).await?,
+        Some(url) => Database::postgres(url, &ground, &porch).await?,
         None => Database::sqlite(&data.root.join("tenure.db"), &ground).await?,
     };
     // A folder that was asked for must be there; the default one may come later.
@@ -72,7 +73,7 @@ async fn serve(ground: Ground) -> Result<()> {
     })?;
     let import_errors = replica::ImportErrors::default();
     let front = replica.serve(Frontage {
-        listener,
+        listener: porch.close().await?,
         ground: &ground,
         database: &database,
         token: TokenDigest::of(&token),

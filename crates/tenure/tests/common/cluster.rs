@@ -10,7 +10,8 @@ use tenure_testkit::{Postgres, TestDatabase};
 
 use super::{Api, BINARY, read, stop, text, wait_until};
 
-pub const TOKEN: &str = "a-token-that-nobody-guesses";
+pub use super::TOKEN;
+
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A database, and a folder for everything that runs on it.
@@ -56,7 +57,8 @@ impl Cluster {
     pub fn server_command(&self, name: &str, more: &[&str]) -> Command {
         let mut command = self.command();
         command
-            .args(["server", "--listen", "127.0.0.1:0", "--data", name, "--logs", "logs"])
+            .env("TENURE_LISTEN", "127.0.0.1:0")
+            .args(["server", "--data", name, "--logs", "logs"])
             .args(["--database-url", &self.database_url])
             .args(more);
         command

@@ -1,4 +1,4 @@
-//! A real `tenure up` in a scratch folder, and the command line beside it.
+//! A real `tenure up` in a scratch folder, or two servers and an agent, and the command line beside it.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
@@ -13,31 +13,41 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tenure_testkit::{Postgres, TestDatabase};
 
+/// Opens the API of a cluster's replicas.
+pub const TOKEN: &str = "a-token-that-nobody-guesses";
 pub const BINARY: &str = env!("CARGO_BIN_EXE_tenure");
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the state lives: the same facts must hold on both.
+/// How it is wired: the same facts must hold on all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wiring {
+    /// `tenure up`.
     Sqlite,
+    /// `tenure up` on Postgres.
     Postgres,
+    /// Two of `tenure server` and one `tenure agent`, on Postgres.
+    Cluster,
 }
 
 /// A scratch installation that outlives its servers.
 pub struct Site {
     folder: TempDir,
     database_url: Option<String>,
+    /// Where replicas listen; none with `tenure up`.
+    ports: Vec<u16>,
     _database: Option<TestDatabase>,
 }
 
 impl Site {
     pub fn new(wiring: Wiring) -> Self {
-        let database = (wiring == Wiring::Postgres).then(|| {
+        let database = (wiring != Wiring::Sqlite).then(|| {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(Postgres::shared().database())
         });
         let url = database.as_ref().map(|database| database.url.clone());
-        Self { _database: database, ..Self::on(url) }
+        let replicas = if wiring == Wiring::Cluster { 2 } else { 0 };
+        let ports = (0..replicas).map(|_| tenure_testkit::free_port()).collect();
+        Self { _database: database, ports, ..Self::on(url) }
     }
 
     /// On a database of the test's own.
@@ -46,7 +56,7 @@ impl Site {
         for name in ["dags", "effects", "runtime"] {
             std::fs::create_dir(folder.path().join(name)).unwrap();
         }
-        Self { folder, database_url, _database: None }
+        Self { folder, database_url, ports: vec![], _database: None }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -77,7 +87,37 @@ impl Site {
             .env("XDG_RUNTIME_DIR", self.path("runtime"))
             .env("TENURE_SECRET_DB", "s3cr3t-value")
             .stdin(Stdio::null());
+        // The last one, so that calls go to a replica that need not be the owner.
+        if let Some(port) = self.ports.last() {
+            command.env("TENURE_SERVER", format!("http://127.0.0.1:{port}")).env("TENURE_TOKEN", TOKEN);
+        }
         command
+    }
+
+    /// Everything that runs when the site does.
+    fn processes(&self) -> Vec<Command> {
+        if self.ports.is_empty() {
+            return vec![self.up()];
+        }
+        let url = self.database_url.as_ref().expect("a cluster has a database");
+        let server = |port: &u16| {
+            let mut command = self.command();
+            command.env("TENURE_BOOTSTRAP_TOKEN", TOKEN);
+            command.args([
+                "server",
+                "--listen",
+                &format!("127.0.0.1:{port}"),
+                "--data",
+                &format!("data-{port}"),
+            ]);
+            command.args(["--database-url", url, "--logs", "logs", "--dags", "dags", "--shards", "4"]);
+            command
+        };
+        // One is enough to begin with: the other is learned from it.
+        let mut agent = self.command();
+        agent.args(["agent", "--server", &format!("http://127.0.0.1:{}", self.ports[0])]);
+        agent.args(["--name", "worker", "--data", "agent"]);
+        self.ports.iter().map(server).chain([agent]).collect()
     }
 
     /// The arguments of `tenure up` for this site.
@@ -104,8 +144,10 @@ impl Site {
     /// Starts without waiting for anything.
     pub fn spawn(&self) -> Server<'_> {
         let log = std::fs::File::options().create(true).append(true).open(self.path("server.log")).unwrap();
-        let child = self.up().stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        Server { site: self, child: Some(child) }
+        let spawn = |mut command: Command| {
+            command.stdout(log.try_clone().unwrap()).stderr(log.try_clone().unwrap()).spawn().unwrap()
+        };
+        Server { site: self, children: self.processes().into_iter().map(spawn).collect() }
     }
 
     pub fn server_log(&self) -> String {
@@ -163,14 +205,16 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// All processes of a site.
 pub struct Server<'a> {
     site: &'a Site,
-    child: Option<Child>,
+    children: Vec<Child>,
 }
 
 impl Server<'_> {
+    /// Of the first process, which is the only one with `tenure up`.
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().unwrap().id()
+        self.children[0].id()
     }
 
     pub fn wait_ready(&self) {
@@ -182,38 +226,52 @@ impl Server<'_> {
 
     /// SIGKILL: no goodbye of any kind.
     pub fn kill(mut self) {
-        let mut child = self.child.take().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
+        self.kill_all();
     }
 
-    /// SIGTERM, and the exit code.
+    fn kill_all(&mut self) {
+        for mut child in std::mem::take(&mut self.children) {
+            // What has ended already cannot be killed, and is waited for all the same.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// SIGTERM, and the exit code: 0 if all of them say so.
     pub fn stop(mut self) -> Option<i32> {
-        let child = self.child.take().unwrap();
-        stop(child)
+        let children = std::mem::take(&mut self.children);
+        children.iter().for_each(terminate);
+        let codes: Vec<Option<i32>> = children.into_iter().map(wait_end).collect();
+        codes.into_iter().find(|code| *code != Some(0)).unwrap_or(Some(0))
     }
 }
 
-fn stop(mut child: Child) -> Option<i32> {
-    let pid = rustix::process::Pid::from_child(&child);
+fn terminate(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let ended = wait_until("the server to stop", Duration::from_secs(20), || child.try_wait().unwrap());
+}
+
+/// SIGTERM, and the exit code.
+fn stop(child: Child) -> Option<i32> {
+    terminate(&child);
+    wait_end(child)
+}
+
+fn wait_end(mut child: Child) -> Option<i32> {
+    let ended = wait_until("the process to stop", Duration::from_secs(20), || child.try_wait().unwrap());
     match ended {
         Some(status) => status.code(),
         None => {
             child.kill().unwrap();
             child.wait().unwrap();
-            panic!("the server did not stop")
+            panic!("the process did not stop")
         }
     }
 }
 
 impl Drop for Server<'_> {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.kill_all();
     }
 }
 

@@ -10,7 +10,7 @@ const TASKS_PER_CPU: u64 = 32;
 
 /// The node is this installation, not this machine: two data folders on one host are two nodes, and an
 /// installation that moves stays the node it was. Its name is therefore the folder's own.
-pub(super) fn describe(name: &str) -> NodeRegistration {
+pub fn describe(name: &str) -> NodeRegistration {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     let mut capacity = Resources::default()
         .with(Resources::CPU, cpus * 1_000)

@@ -1,0 +1,304 @@
+//! `tenure agent`: a machine's hands. Connects to every replica of a cluster and runs what they hand out; what runs goes
+//! on without it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server, Trouble};
+use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_model::{NodeId, Resources};
+use tokio::sync::watch;
+
+use crate::cli::{Globals, endpoint};
+use crate::data::DataFolder;
+use crate::node;
+use crate::replica::{start_logging, stop_signal};
+
+pub const HELP: &str = "\
+Examples:
+  tenure agent --server http://10.0.0.7:8080,http://10.0.0.8:8080 --token …
+  tenure agent --name gpu-7 --label zone=b --capacity cpu=4,memory=8Gi,gpu=2
+
+One replica is enough to begin with: the others are learned from it. SIGTERM leaves tasks running; an agent that is
+started again on the same folder picks them up. See docs/cluster.md.";
+
+#[derive(Clone, Debug, Args)]
+pub struct AgentArgs {
+    /// What this node is called [default: the host's name and a few signs, kept in the data folder]
+    #[arg(long, env = "TENURE_AGENT_NAME", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub name: Option<String>,
+    /// Folder for what runs here; made if it is not there
+    #[arg(long, env = "TENURE_AGENT_DATA", value_name = "DIR", default_value = ".tenure-agent")]
+    pub data: PathBuf,
+    /// Something that tasks can ask for in a node; may be given several times
+    #[arg(long = "label", env = "TENURE_AGENT_LABELS", value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    pub labels: Vec<(String, String)>,
+    /// What this node has, like cpu=4,memory=8Gi,tasks=64,gpu=2 [default: what the machine has]
+    #[arg(long, env = "TENURE_AGENT_CAPACITY", value_name = "AMOUNTS", value_delimiter = ',', value_parser = amount)]
+    pub capacity: Vec<(String, u64)>,
+}
+
+pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
+    start_logging();
+    let endpoint = match endpoint(globals) {
+        Ok(endpoint) => endpoint,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            return failure.exit_code();
+        }
+    };
+    let Some(token) = endpoint.token else {
+        eprintln!("error: no token ({}): give one with --token or TENURE_TOKEN", endpoint.token_origin);
+        return ExitCode::FAILURE;
+    };
+    let servers = endpoint.url.split(',').map(str::trim).filter(|url| !url.is_empty());
+    let way = Way { servers: servers.map(str::to_owned).collect(), token };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime cannot be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(serve(args, way)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// To whom, and with what.
+struct Way {
+    servers: Vec<String>,
+    token: String,
+}
+
+async fn serve(args: AgentArgs, way: Way) -> Result<()> {
+    let stopped = stop_signal()?;
+    let (clock, entropy): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Entropy::from_os());
+    let data = DataFolder::open(&args.data, &entropy)?;
+    let name = match args.name {
+        Some(name) => name,
+        None => data.node()?,
+    };
+    let machine = node::describe(&name);
+    let links = Links::new(
+        LinksConfig {
+            servers: way.servers,
+            token: way.token,
+            node: machine.node.clone(),
+            capacity: capacity(machine.capacity, args.capacity),
+            labels: args.labels.into_iter().collect(),
+            version: machine.version,
+        },
+        Arc::clone(&clock),
+        entropy.clone(),
+    )?;
+    let config =
+        AgentConfig::new(machine.node.clone(), data.root.clone(), "/proc/self/exe".into(), links.logs());
+    let agent = Agent::start(config, Arc::new(links.clone()), clock, entropy).await?;
+    let agent = Arc::new(agent);
+    println!("Tenure agent {} of node {name}", env!("CARGO_PKG_VERSION"));
+    println!("  data     {}", data.root.display());
+    match agent.running() {
+        0 => {}
+        1 => println!("  tasks    1 task from before goes on"),
+        n => println!("  tasks    {n} tasks from before go on"),
+    }
+    let states = links.states();
+    links.open(agent.clone());
+    let ended = tokio::select! {
+        signal = stopped => Ok(signal),
+        hopeless = tell(states) => Err(hopeless),
+    };
+    if let Ok(signal) = ended {
+        tracing::info!(signal, "stopping");
+    }
+    // The links last, because the end of what tasks have printed goes over them.
+    let left_running = agent.running();
+    agent.shutdown().await;
+    links.close().await;
+    farewell(&machine.node, left_running);
+    match ended {
+        Ok(_) => Ok(()),
+        Err(hopeless) => bail!("{hopeless}"),
+    }
+}
+
+fn farewell(node: &NodeId, left_running: usize) {
+    match left_running {
+        0 => println!("The agent of {node} has stopped."),
+        1 => println!("The agent of {node} has stopped. 1 task keeps running; starting again picks it up."),
+        n => {
+            println!("The agent of {node} has stopped. {n} tasks keep running; starting again picks them up.")
+        }
+    }
+}
+
+/// What was said about a server last: it is said again when it is something else.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Up(String),
+    Down(std::mem::Discriminant<Trouble>),
+}
+
+/// Every server that was named says no, and none will change its mind by itself.
+#[derive(Debug)]
+struct Hopeless(Vec<(Server, Trouble)>);
+
+impl fmt::Display for Hopeless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (server, trouble)) in self.0.iter().enumerate() {
+            write!(f, "{}{server}: {trouble}", if number > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Says when a link comes and goes, once each. Returns when there never was one, and never will be.
+async fn tell(mut states: watch::Receiver<BTreeMap<Server, LinkState>>) -> Hopeless {
+    let mut said: BTreeMap<Server, Said> = BTreeMap::new();
+    let mut was_up = false;
+    loop {
+        let now = states.borrow_and_update().clone();
+        said.retain(|server, _| now.contains_key(server));
+        for (server, state) in &now {
+            let saying = match state {
+                LinkState::Connecting | LinkState::Alias => continue,
+                LinkState::Up { replica } => Said::Up(replica.clone()),
+                LinkState::Down(trouble) => Said::Down(std::mem::discriminant(trouble)),
+            };
+            if said.get(server) == Some(&saying) {
+                continue;
+            }
+            match state {
+                LinkState::Up { replica } => tracing::info!("connected to {server} ({replica})"),
+                LinkState::Down(trouble) if matches!(said.get(server), Some(Said::Up(_))) => {
+                    tracing::warn!("disconnected from {server}: {trouble}; trying again");
+                }
+                LinkState::Down(trouble) => tracing::warn!("{server}: {trouble}; trying again"),
+                LinkState::Connecting | LinkState::Alias => {}
+            }
+            said.insert(server.clone(), saying);
+        }
+        was_up |= now.values().any(|state| matches!(state, LinkState::Up { .. }));
+        if !was_up && let Some(hopeless) = hopeless(&now) {
+            return hopeless;
+        }
+        if states.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn hopeless(states: &BTreeMap<Server, LinkState>) -> Option<Hopeless> {
+    let no = |(server, state): (&Server, &LinkState)| match state {
+        LinkState::Down(trouble) if trouble.needs_somebody() => Some((server.clone(), trouble.clone())),
+        _ => None,
+    };
+    states.iter().map(no).collect::<Option<Vec<_>>>().map(Hopeless)
+}
+
+/// What somebody has said about a resource goes before what the machine shows.
+fn capacity(machine: Resources, said: Vec<(String, u64)>) -> Resources {
+    said.into_iter().fold(machine, |capacity, (name, amount)| capacity.with(&name, amount))
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write it like zone=b".into()),
+    }
+}
+
+/// In thousandths. The same units as in dag files.
+fn amount(text: &str) -> Result<(String, u64), String> {
+    const KIBI: f64 = 1024.0;
+    const MEMORY: [(&str, f64); 8] = [
+        ("Ki", KIBI),
+        ("Mi", KIBI * KIBI),
+        ("Gi", KIBI * KIBI * KIBI),
+        ("Ti", KIBI * KIBI * KIBI * KIBI),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+    ];
+    const CPU: [(&str, f64); 1] = [("m", 0.001)];
+    let (name, text) =
+        text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or("write it like cpu=4")?;
+    let units: &[(&str, f64)] = match name {
+        Resources::CPU => &CPU,
+        Resources::MEMORY => &MEMORY,
+        _ => &[],
+    };
+    let unit = units.iter().find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)));
+    let (digits, size) = unit.unwrap_or((text, 1.0));
+    let thousandths = digits.trim().parse::<f64>().ok().map(|number| number * size * 1_000.0);
+    match thousandths {
+        Some(thousandths) if (0.0..1e18).contains(&thousandths) => {
+            Ok((name.to_owned(), thousandths.round() as u64))
+        }
+        _ => {
+            let units: Vec<&str> = units.iter().map(|(unit, _)| *unit).collect();
+            let units = match units.as_slice() {
+                [] => String::new(),
+                units => format!(", with {} behind it if you like", units.join(", ")),
+            };
+            Err(format!("{text:?} is no amount of {name}: write a number{units}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_in_the_units_of_dag_files() {
+        for (text, thousandths) in [
+            ("cpu=4", 4_000),
+            ("cpu=500m", 500),
+            ("cpu=0.5", 500),
+            ("memory=8Gi", 8 * 1024 * 1024 * 1024 * 1_000),
+            ("memory=2G", 2_000_000_000_000),
+            ("tasks=64", 64_000),
+            ("gpu=2", 2_000),
+        ] {
+            let (name, _) = text.split_once('=').unwrap();
+            assert_eq!(amount(text), Ok((name.to_owned(), thousandths)), "{text}");
+        }
+        for (text, word) in
+            [("cpu", "cpu=4"), ("=4", "cpu=4"), ("cpu=four", "cpu"), ("gpu=1Gi", "gpu"), ("memory=-1", "Gi")]
+        {
+            let error = amount(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_goes_before_what_the_machine_shows() {
+        let machine = Resources::default().with("cpu", 2_000).with("memory", 5);
+        let both = capacity(machine, vec![("cpu".into(), 1_000), ("gpu".into(), 3_000)]);
+        assert_eq!((both.get("cpu"), both.get("memory"), both.get("gpu")), (1_000, 5, 3_000));
+    }
+
+    #[test]
+    fn an_agent_gives_up_only_when_every_server_says_no() {
+        let server = |number: u8| Server::parse(&format!("http://10.0.0.{number}:80")).unwrap();
+        let no = LinkState::Down(Trouble::WrongToken { said: "unknown".into() });
+        let away = LinkState::Down(Trouble::Unreachable { error: "refused".into() });
+        let told = hopeless(&[(server(1), no.clone()), (server(2), no.clone())].into()).unwrap().to_string();
+        assert!(told.contains("10.0.0.1") && told.contains("10.0.0.2") && told.contains("--token"), "{told}");
+        for other in [away, LinkState::Connecting, LinkState::Up { replica: "a".into() }] {
+            assert!(hopeless(&[(server(1), no.clone()), (server(2), other)].into()).is_none());
+        }
+    }
+}
