@@ -8,11 +8,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_clock::{BootTime, Clock, Entropy};
 use tenure_dispatch::{Binding, DispatchPool, RunContext};
-use tenure_lease::Tenure;
+use tenure_lease::{Tenure, with_causes};
 use tenure_model::timetable::Timetable;
-use tenure_model::{AttemptId, RunKey, RunState, ShardId, TaskNo, TaskSpec, TaskState, TiKey};
+use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskSpec, TaskState, TiKey};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
-use tenure_store::{DagSchedule, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore, StoreError};
+use tenure_store::{
+    DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore,
+    StoreError,
+};
 use tokio::sync::watch;
 
 use crate::dags::{DagBook, DagNo, SchedulePlan};
@@ -109,6 +112,15 @@ pub(crate) struct Carried {
     pub cautious: bool,
 }
 
+/// A version's spec, or why it cannot be used.
+type ReadVersion = Result<Arc<DagSpec>, String>;
+
+/// The version that a dag's next runs follow.
+fn version_of(schedule: &DagSchedule) -> DagVersionName {
+    let DagSchedule { tenant, dag, version, .. } = schedule;
+    DagVersionName { tenant: tenant.clone(), dag: dag.clone(), version: *version }
+}
+
 pub(crate) struct ActiveRun {
     pub header: RunHeader,
     pub plan: RunPlan,
@@ -190,8 +202,10 @@ impl ShardOwner {
         for (run, what) in snapshot.unreadable {
             owner.park_unreadable(run, what);
         }
+        let versions = owner.read_versions(&snapshot.dags, &snapshot.running).await?;
         for schedule in snapshot.dags {
-            owner.install_dag(schedule).await?;
+            let version = versions.get(&version_of(&schedule)).cloned();
+            owner.install_dag(schedule, version.unwrap_or_else(|| Err("it was not read".into())));
         }
         for header in snapshot.queued {
             owner.install_queued(&header);
@@ -222,37 +236,65 @@ impl ShardOwner {
         reasons.into_iter().collect()
     }
 
-    pub async fn install_dag(&mut self, schedule: DagSchedule) -> Result<(), StoreError> {
-        let number = self.dags.number(&schedule.tenant, &schedule.dag);
-        let version = match self
-            .deps
-            .store
-            .dag_version(&schedule.tenant, &schedule.dag, schedule.version)
-            .await
-        {
-            Ok(version) => version,
-            Err(StoreError::Corrupt { what, source }) => {
-                tracing::error!(dag = %schedule.dag, %what, %source, "dag cannot be read; it is not scheduled");
-                self.dags.get_mut(number).plan = None;
-                return Ok(());
-            }
-            Err(other) => return Err(other),
+    /// All versions that a shard's dags and running runs follow, in one go; graphs for the runs.
+    async fn read_versions(
+        &mut self,
+        dags: &[DagSchedule],
+        running: &[RunSnapshot],
+    ) -> Result<BTreeMap<DagVersionName, ReadVersion>, StoreError> {
+        let of_run = |run: &RunSnapshot| DagVersionName {
+            tenant: run.header.tenant.clone(),
+            dag: run.header.dag.clone(),
+            version: run.header.version,
         };
-        let timetable = match Timetable::new(&version.spec) {
-            Ok(timetable) => timetable,
-            Err(error) => {
-                tracing::error!(dag = %schedule.dag, %error, "dag has no usable timetable; it is not scheduled");
-                self.dags.get_mut(number).plan = None;
-                return Ok(());
-            }
+        let names: BTreeSet<DagVersionName> =
+            dags.iter().map(version_of).chain(running.iter().map(of_run)).collect();
+        let names: Vec<DagVersionName> = names.into_iter().collect();
+        let versions = self.deps.store.dag_versions(&names).await?;
+        let read = |version: Result<DagVersion, StoreError>| match version {
+            Ok(version) => Ok(version.spec),
+            Err(error) => Err(with_causes(&error)),
         };
-        self.dags.get_mut(number).plan = Some(SchedulePlan {
-            timetable,
-            continuous: SchedulePlan::is_continuous(&version.spec.schedule),
-            max_active_runs: version.spec.max_active_runs,
-            schedule,
-        });
+        let versions: BTreeMap<_, _> = names.into_iter().zip(versions.into_iter().map(read)).collect();
+        for name in running.iter().map(of_run) {
+            if let Some(Ok(spec)) = versions.get(&name) {
+                let dag = self.dags.number(&name.tenant, &name.dag);
+                let graph = || Arc::new(DagGraph::new(Arc::clone(spec)));
+                self.graphs.entry((dag, name.version)).or_insert_with(graph);
+            }
+        }
+        Ok(versions)
+    }
+
+    /// As `install_dag`, for a dag whose version has to be asked for.
+    pub async fn load_and_install_dag(&mut self, schedule: DagSchedule) -> Result<(), StoreError> {
+        let read = match self.deps.store.dag_versions(&[version_of(&schedule)]).await?.remove(0) {
+            Ok(version) => Ok(version.spec),
+            Err(error) => Err(with_causes(&error)),
+        };
+        self.install_dag(schedule, read);
         Ok(())
+    }
+
+    /// A dag that cannot be read, or never has a next tick, is not scheduled; the others are.
+    fn install_dag(&mut self, schedule: DagSchedule, read: ReadVersion) {
+        let number = self.dags.number(&schedule.tenant, &schedule.dag);
+        let timetable = read.and_then(|spec| match Timetable::new(&spec) {
+            Ok(timetable) => Ok((spec, timetable)),
+            Err(error) => Err(error.to_string()),
+        });
+        self.dags.get_mut(number).plan = match timetable {
+            Ok((spec, timetable)) => Some(SchedulePlan {
+                timetable,
+                continuous: SchedulePlan::is_continuous(&spec.schedule),
+                max_active_runs: spec.max_active_runs,
+                schedule,
+            }),
+            Err(error) => {
+                tracing::error!(dag = %schedule.dag, error, "dag cannot be read; it is not scheduled");
+                None
+            }
+        };
     }
 
     pub fn install_queued(&mut self, header: &RunHeader) {

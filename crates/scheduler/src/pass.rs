@@ -99,7 +99,7 @@ impl ShardOwner {
                     let number = self.dags.number(&tenant, &dag);
                     self.forget_graphs(number);
                     match self.deps.store.load_dag(&tenant, &dag).await? {
-                        Some(schedule) => self.install_dag(schedule).await?,
+                        Some(schedule) => self.load_and_install_dag(schedule).await?,
                         None => self.dags.get_mut(number).plan = None,
                     }
                     if !self.dags.get(number).is_paused() {

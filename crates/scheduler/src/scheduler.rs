@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use tenure_clock::{Clock, Entropy};
 use tenure_dispatch::{DispatchMetrics, DispatchPool, Executor, PoolSize, SecretSource};
 use tenure_lease::{
     Campaign, Candidacy, Elector, LeaseMetrics, LeaseRecord, RenewalStatus, Scope, ScopeStatus, Tenure,
+    with_causes,
 };
 use tenure_model::{Report, ShardId};
 use tenure_store::SharedStore;
@@ -175,6 +177,7 @@ impl Scheduler {
         let shards = offices.values().map(|office| office.status.subscribe()).collect();
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(offices, candidacy, stop.clone()));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(keep_warm(deps.store, deps.entropy)));
         let handle = SchedulerHandle { shards, changes: changed, elector: parts.elector };
         Self { handle, desk, stop, task }
     }
@@ -197,6 +200,8 @@ impl Scheduler {
     }
 }
 
+/// How often a process looks for dag versions that it does not know yet.
+const WARM_EVERY: Duration = Duration::from_secs(20);
 /// Replicas that schedule are members of this.
 const COMPONENT: &str = "scheduler";
 
@@ -212,6 +217,16 @@ async fn run(offices: BTreeMap<Scope, Arc<Office>>, mut candidacy: Candidacy, st
     candidacy.withdraw().await;
     terms.close();
     terms.wait().await;
+}
+
+/// Dag versions are in memory before they are needed: a takeover has only its active runs to read.
+async fn keep_warm(store: SharedStore, entropy: Entropy) {
+    loop {
+        if let Err(error) = store.read_ahead().await {
+            tracing::debug!(error = %with_causes(&error), "dag versions could not be read ahead");
+        }
+        tokio::time::sleep(WARM_EVERY + entropy.jitter(WARM_EVERY / 4)).await;
+    }
 }
 
 /// A panic in the work of a term costs that term alone.

@@ -8,7 +8,7 @@ use deadpool_postgres::{
 };
 use futures::future::try_join_all;
 use tenure_clock::Entropy;
-use tenure_store::{BoxError, StoreError};
+use tenure_store::{BoxError, SpecCache, StoreError};
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
@@ -139,7 +139,7 @@ impl PostgresStore {
         prepared.map_err(|error| ConnectError::Connect { target: target.clone(), source: cause(error) })?;
         let leases = PostgresLeases::over(for_leases, options.epochs, entropy).await?;
         let wakes = Wakes::start(config, shards, entropy);
-        Ok(Self { pool, leases, shards, wakes })
+        Ok(Self { pool, leases, shards, specs: SpecCache::default(), wakes })
     }
 }
 

@@ -24,6 +24,7 @@ mod reshard;
 mod rows;
 mod session;
 mod shares;
+mod versions;
 mod views;
 mod wakes;
 
@@ -41,6 +42,7 @@ pub struct PostgresStore {
     /// With connections of its own: a starved pool must not cost leadership.
     leases: PostgresLeases,
     shards: u16,
+    specs: tenure_store::SpecCache,
     wakes: wakes::Wakes,
 }
 

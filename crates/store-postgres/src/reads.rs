@@ -10,8 +10,9 @@ use serde_json::Value;
 use tenure_lease::{EpochGuard, with_causes};
 use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
 use tenure_store::{
-    Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, LoadedRuns, NodeRecord,
-    Pass, PastRun, PoolRecord, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, Share, StoreError,
+    Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns,
+    NodeRecord, Pass, PastRun, PoolRecord, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, Share,
+    StoreError,
 };
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -19,6 +20,7 @@ use tokio_postgres::types::ToSql;
 
 use crate::rows::{self, Cells};
 use crate::session::{CLOSE, SNAPSHOT, Session};
+use crate::versions;
 use crate::{PostgresStore, presence, shares};
 
 pub(crate) const SHARD_DAGS: &str =
@@ -50,8 +52,6 @@ pub(crate) const ORPHANS: &str = "SELECT r.key FROM runs r
     ORDER BY r.updated_at, r.key LIMIT $3";
 const DAG: &str =
     concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.tenant = $1 AND d.dag_id = $2");
-const SPEC: &str =
-    "SELECT v.spec FROM dag_versions v WHERE v.tenant = $1 AND v.dag_id = $2 AND v.version = $3";
 pub(crate) const PAST_RUN: &str = "SELECT r.key, r.state FROM runs r
     WHERE r.tenant = $1 AND r.dag_id = $2 AND r.logical_date < $3 ORDER BY r.logical_date DESC LIMIT 1";
 const TASK_STATES: &str =
@@ -124,19 +124,15 @@ impl SchedulingStore for PostgresStore {
         Ok(rows::all(&rows, rows::dag_schedule)?.pop())
     }
 
-    async fn dag_version(
+    async fn dag_versions(
         &self,
-        tenant: &TenantId,
-        dag: &DagId,
-        version: u32,
-    ) -> Result<DagVersion, StoreError> {
-        let (names, number) = ([tenant.as_str(), dag.as_str()], version as i32);
-        let params: [&(dyn ToSql + Sync); 3] = [&names[0], &names[1], &number];
-        let rows = Session::once(&self.pool, "reading a dag version", SPEC, &params).await?;
-        match rows::all(&rows, rows::spec)?.pop() {
-            Some(spec) => Ok(DagVersion { tenant: tenant.clone(), dag: dag.clone(), version, spec }),
-            None => Err(StoreError::NotFound(format!("dag {dag} has no version {version}"))),
-        }
+        wanted: &[DagVersionName],
+    ) -> Result<Vec<Result<DagVersion, StoreError>>, StoreError> {
+        versions::load(&self.pool, &self.specs, wanted).await
+    }
+
+    async fn read_ahead(&self) -> Result<usize, StoreError> {
+        versions::read_ahead(&self.pool, &self.specs).await
     }
 
     async fn past_run(

@@ -7,7 +7,8 @@ use rusqlite::{Connection, params};
 use tenure_model::{DagId, DagSpec, RunId, RunKey, RunState, TenantId, TiKey};
 use tenure_store::edit::{self, RunEdit};
 use tenure_store::{
-    Attention, ClearRequest, Cleared, MarkRequest, RunHeader, RunSnapshot, RunView, TiView, Trigger,
+    Attention, ClearRequest, Cleared, DagVersionName, MarkRequest, RunHeader, RunSnapshot, RunView, TiView,
+    Trigger,
 };
 
 use crate::Office;
@@ -31,7 +32,12 @@ pub(crate) fn clear(
     let mut cleared = Cleared { tis: vec![] };
     for run in affected(tx, named, request.past, request.future)? {
         let version = if request.latest_version { dag.version } else { run.header.version };
-        let spec = snapshot::version(tx, office, &trigger.tenant, &request.dag, version)?.spec;
+        let spec = snapshot::version(
+            tx,
+            office,
+            &DagVersionName { tenant: trigger.tenant.clone(), dag: request.dag.clone(), version },
+        )?
+        .spec;
         let edit = edit::clear(&run, dag.version, &spec, request, trigger.at)?;
         let before = views_of(tx, run.header.key)?;
         cleared.tis.extend(edit.tis.iter().filter_map(|change| before.get(&change.ti).cloned()));
@@ -84,7 +90,8 @@ pub(crate) fn set_run_state(
 }
 
 fn own_spec(conn: &Connection, office: &Office, run: &RunHeader) -> Result<Arc<DagSpec>, Fail> {
-    Ok(snapshot::version(conn, office, &run.tenant, &run.dag, run.version)?.spec)
+    let name = DagVersionName { tenant: run.tenant.clone(), dag: run.dag.clone(), version: run.version };
+    Ok(snapshot::version(conn, office, &name)?.spec)
 }
 
 /// The named run first, then the dag's runs before and after its logical date, as asked.

@@ -9,8 +9,8 @@ use serde_json::Value;
 use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunKey, ShardId, TaskId, TenantId};
 use tenure_store::{
-    AttentionItem, Bid, Committed, DagSchedule, DagVersion, LoadedRuns, NodeRecord, Pass, PastRun,
-    PoolRecord, SchedulingStore, ShardSnapshot, Share, StoreError,
+    AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns, NodeRecord, Pass,
+    PastRun, PoolRecord, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
@@ -70,15 +70,20 @@ impl SchedulingStore for SqliteStore {
         self.read("loading a dag", move |conn, _| snapshot::dag(conn, &tenant, &dag)).await
     }
 
-    async fn dag_version(
+    async fn dag_versions(
         &self,
-        tenant: &TenantId,
-        dag: &DagId,
-        version: u32,
-    ) -> Result<DagVersion, StoreError> {
-        let (tenant, dag) = (tenant.clone(), dag.clone());
-        let doing = "reading a dag version";
-        self.read(doing, move |conn, office| snapshot::version(conn, office, &tenant, &dag, version)).await
+        wanted: &[DagVersionName],
+    ) -> Result<Vec<Result<DagVersion, StoreError>>, StoreError> {
+        let (wanted, doing) = (wanted.to_vec(), "reading dag versions");
+        self.read(doing, move |conn, office| {
+            let version = |name| snapshot::version(conn, office, name).map_err(|fail| fail.told(doing));
+            Ok(wanted.iter().map(version).collect())
+        })
+        .await
+    }
+
+    async fn read_ahead(&self) -> Result<usize, StoreError> {
+        Ok(0) // whoever owns this database is the only process, and has read what it needs
     }
 
     async fn past_run(

@@ -5,8 +5,8 @@ use rusqlite::{Connection, params};
 use serde_json::Value;
 use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TenantId, TiKey, VersionHash};
 use tenure_store::{
-    AttentionItem, CachedTi, DagSchedule, DagVersion, LoadedRuns, PastRun, RunHeader, RunSnapshot,
-    ShardSnapshot,
+    AttentionItem, CachedTi, DagSchedule, DagVersion, DagVersionName, LoadedRuns, PastRun, RunHeader,
+    RunSnapshot, ShardSnapshot,
 };
 
 use crate::Office;
@@ -110,20 +110,15 @@ pub(crate) fn dag(conn: &Connection, tenant: &TenantId, dag: &DagId) -> Result<O
     one(&mut conn.prepare_cached(sql::DAG)?, (tenant.as_str(), dag.as_str()), dag_schedule)
 }
 
-pub(crate) fn version(
-    conn: &Connection,
-    office: &Office,
-    tenant: &TenantId,
-    dag: &DagId,
-    version: u32,
-) -> Result<DagVersion, Fail> {
+pub(crate) fn version(conn: &Connection, office: &Office, name: &DagVersionName) -> Result<DagVersion, Fail> {
+    let DagVersionName { tenant, dag, version } = name;
     let params = (tenant.as_str(), dag.as_str(), version);
     let hash = one(&mut conn.prepare_cached(sql::VERSION_HASH)?, params, |cells| {
         Ok(VersionHash::from_hex(cells.text::<&str>()?))
     })?;
-    let hash = hash.ok_or_else(|| no_version(dag, version))?;
-    let spec = office.specs.load(conn, tenant, dag, version, &hash)?;
-    Ok(DagVersion { tenant: tenant.clone(), dag: dag.clone(), version, spec })
+    let hash = hash.ok_or_else(|| no_version(dag, *version))?;
+    let spec = office.specs.load(conn, tenant, dag, *version, &hash)?;
+    Ok(DagVersion { tenant: tenant.clone(), dag: dag.clone(), version: *version, spec })
 }
 
 pub(crate) fn past_run(

@@ -1,25 +1,16 @@
-//! Dag specs, parsed once. The key is the hash of the content, so an entry cannot go stale.
+//! Dag specs as rows and in memory.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use rusqlite::{Connection, OptionalExtension};
 use tenure_model::{DagId, DagSpec, TenantId, VersionHash};
+use tenure_store::SpecCache;
 
 use crate::errors::Fail;
 
-/// About 1 kB each, so this many cost about 200 MB at the very most.
-const MOST_TASKS: usize = 200_000;
-
 #[derive(Debug, Default)]
 pub(crate) struct Specs {
-    known: Mutex<Known>,
-}
-
-#[derive(Debug, Default)]
-struct Known {
-    specs: HashMap<VersionHash, Arc<DagSpec>>,
-    tasks: usize,
+    known: SpecCache,
 }
 
 impl Specs {
@@ -32,7 +23,7 @@ impl Specs {
         version: u32,
         hash: &VersionHash,
     ) -> Result<Arc<DagSpec>, Fail> {
-        if let Some(spec) = self.get(hash) {
+        if let Some(spec) = self.known.get(hash) {
             return Ok(spec);
         }
         let mut select = conn.prepare_cached(
@@ -47,18 +38,7 @@ impl Specs {
     }
 
     pub(crate) fn remember(&self, hash: VersionHash, spec: Arc<DagSpec>) -> Arc<DagSpec> {
-        let mut known = self.known.lock().expect("nothing panics under this lock");
-        if known.tasks + spec.tasks.len() > MOST_TASKS {
-            *known = Known::default();
-        }
-        if known.specs.insert(hash, Arc::clone(&spec)).is_none() {
-            known.tasks += spec.tasks.len() + 1;
-        }
-        spec
-    }
-
-    fn get(&self, hash: &VersionHash) -> Option<Arc<DagSpec>> {
-        self.known.lock().expect("nothing panics under this lock").specs.get(hash).cloned()
+        self.known.remember(hash, spec)
     }
 }
 

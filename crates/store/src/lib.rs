@@ -17,6 +17,7 @@ mod error;
 mod intent;
 mod scheduling;
 pub mod shares;
+mod specs;
 mod views;
 
 use std::sync::Arc;
@@ -32,9 +33,10 @@ pub use intent::{
 };
 pub use scheduling::{
     Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,
-    LoadedRuns, NewRunOutcome, Pass, PastRun, RunChange, RunHeader, RunSnapshot, ScheduleChange,
-    SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord,
+    DagVersionName, LoadedRuns, NewRunOutcome, Pass, PastRun, RunChange, RunHeader, RunSnapshot,
+    ScheduleChange, SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord,
 };
+pub use specs::SpecCache;
 pub use views::{
     AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView,
     VersionView, Views,

@@ -55,13 +55,25 @@ pub trait SchedulingStore: Send + Sync {
     /// A dag's schedule as it is now; `None` when it is gone.
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError>;
 
-    /// An immutable dag version.
+    /// Immutable dag versions, in the order asked for. One that is not there or makes no sense costs itself alone.
+    async fn dag_versions(
+        &self,
+        wanted: &[DagVersionName],
+    ) -> Result<Vec<Result<DagVersion, StoreError>>, StoreError>;
+
     async fn dag_version(
         &self,
         tenant: &TenantId,
         dag: &DagId,
         version: u32,
-    ) -> Result<DagVersion, StoreError>;
+    ) -> Result<DagVersion, StoreError> {
+        let name = DagVersionName { tenant: tenant.clone(), dag: dag.clone(), version };
+        self.dag_versions(&[name]).await?.remove(0)
+    }
+
+    /// Takes the versions in force into memory, so that whoever takes a shard over finds them there. Answers with how
+    /// many were not there yet.
+    async fn read_ahead(&self) -> Result<usize, StoreError>;
 
     /// The latest run of the dag with an earlier logical date, for tasks that depend on the past.
     async fn past_run(
@@ -142,6 +154,13 @@ pub struct DagSchedule {
     pub version: u32,
     pub paused: bool,
     pub progress: ScheduleProgress,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DagVersionName {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub version: u32,
 }
 
 #[derive(Clone, Debug)]

@@ -238,7 +238,7 @@ impl Rig {
         // A failing test shows what the scheduler said.
         let _ = tracing_subscriber::fmt().with_test_writer().try_init();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let options = SqliteOptions { shards, ..SqliteOptions::default() };
+        let options = SqliteOptions { shards };
         let store = Arc::new(SqliteStore::in_memory(options, Arc::clone(&clock)).unwrap());
         Self::on(store, shards).await
     }
