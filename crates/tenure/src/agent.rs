@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
