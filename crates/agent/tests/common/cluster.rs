@@ -185,8 +185,7 @@ async fn carry(
     mut frozen: watch::Receiver<bool>,
 ) {
     let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let Ok(length @ 1..) = from.read(&mut buffer).await else { break };
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
         if frozen.wait_for(|frozen| !frozen).await.is_err() || to.write_all(&buffer[..length]).await.is_err()
         {
             break;
@@ -214,10 +213,10 @@ impl Linked {
         Self { agent, links }
     }
 
-    /// The other way round than a crash: hangs up, and leaves tasks to their supervisors.
+    /// Leaves tasks to their supervisors, and hangs up.
     pub async fn leave(self) {
-        self.links.close().await;
         self.agent.shutdown().await;
+        self.links.close().await;
     }
 }
 
