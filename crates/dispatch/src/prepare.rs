@@ -101,7 +101,7 @@ pub(crate) async fn prepare(
     hide_sensitive(&params, &mut hidden);
     hide_sensitive(&binding.run.conf, &mut hidden);
 
-    let renderer = Renderer::new(binding, params, results);
+    let renderer = Renderer::new(binding, &params, &results);
     let task = binding.task();
     let env = environment(task, &renderer, secrets, &mut hidden)?;
     let mut files = binding.spec.files.clone();
@@ -128,7 +128,7 @@ pub(crate) async fn prepare(
 
 fn program(
     task: &TaskSpec,
-    renderer: &Renderer,
+    renderer: &Renderer<'_>,
     attempt: AttemptId,
     files: &mut BTreeMap<String, EmbeddedFile>,
 ) -> Result<Program, PrepareError> {
@@ -163,7 +163,7 @@ fn program(
     Ok(Program::Process { argv })
 }
 
-fn http(request: &HttpRequest, renderer: &Renderer) -> Result<HttpRequest, PrepareError> {
+fn http(request: &HttpRequest, renderer: &Renderer<'_>) -> Result<HttpRequest, PrepareError> {
     let headers = request
         .headers
         .iter()
@@ -180,7 +180,7 @@ fn http(request: &HttpRequest, renderer: &Renderer) -> Result<HttpRequest, Prepa
 
 fn environment(
     task: &TaskSpec,
-    renderer: &Renderer,
+    renderer: &Renderer<'_>,
     secrets: &dyn SecretSource,
     hidden: &mut BTreeSet<String>,
 ) -> Result<BTreeMap<String, String>, PrepareError> {

@@ -44,7 +44,7 @@ fn assign(task: TaskSpec, conf: Value, results: Value) -> Result<Prepared, Strin
     let mut hidden = BTreeSet::new();
     let params = params(&binding.spec, &binding.run.conf);
     hide_sensitive(&params, &mut hidden);
-    let renderer = Renderer::new(&binding, params, results);
+    let renderer = Renderer::new(&binding, &params, &results);
     let env =
         environment(binding.task(), &renderer, &OneSecret, &mut hidden).map_err(|error| error.to_string())?;
     let mut files = BTreeMap::new();
@@ -126,7 +126,7 @@ fn sensitive_looking_values_are_hidden_however_deep() {
 fn a_script_too_long_for_an_argument_travels_as_a_file() {
     let task = TaskSpec::new("t", TaskKind::Bash { script: "#".repeat(LONGEST_ARGUMENT + 1) });
     let binding = binding(task, Value::Null);
-    let renderer = Renderer::new(&binding, Value::Null, Value::Null);
+    let renderer = Renderer::new(&binding, &Value::Null, &Value::Null);
     let mut files = BTreeMap::new();
     let program = program(binding.task(), &renderer, binding.attempt, &mut files).unwrap();
     let Program::Process { argv } = program else { unreachable!("bash is a process") };
