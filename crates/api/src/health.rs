@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -18,6 +18,8 @@ use crate::state::{ApiState, SchedulerHealth, ScopeHealth};
 
 /// A database that needs longer than this for nothing is not one to schedule on.
 const PING_WITHIN: Duration = Duration::from_secs(2);
+const GRPC: &str = "application/grpc";
+const GRPC_UNAVAILABLE: &str = "14";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -143,9 +145,16 @@ pub(crate) async fn waiting(State(Waiting(why)): State<Waiting>) -> Json<Value> 
     }))
 }
 
-/// Anything else, until everything is there.
-pub(crate) async fn not_yet(State(Waiting(why)): State<Waiting>) -> ApiError {
-    ApiError::Unavailable(why.borrow().clone())
+/// Anything else, until everything is there. Agents hear it in their own language, and come back.
+pub(crate) async fn not_yet(State(Waiting(why)): State<Waiting>, headers: HeaderMap) -> Response {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    match kind.starts_with(GRPC) {
+        true => {
+            [("content-type", GRPC), ("grpc-status", GRPC_UNAVAILABLE), ("grpc-message", "not ready yet")]
+                .into_response()
+        }
+        false => ApiError::Unavailable(why.borrow().clone()).into_response(),
+    }
 }
 
 /// Metrics in the OpenMetrics text format, for Prometheus.

@@ -83,6 +83,10 @@ async fn a_process_without_a_database_says_that_it_lives_and_waits() {
     let (status, health) = ask("/health").await;
     assert!(status == 200 && health.contains("unhealthy") && health.contains("refused"), "{health}");
     assert_eq!(ask("/api/v2/dags").await.0, 503);
+    let call = axum::http::Request::post("/tenure.agent.v1.Agents/Connect")
+        .header("content-type", "application/grpc");
+    let answer = router.clone().oneshot(call.body(axum::body::Body::empty()).unwrap()).await.unwrap();
+    assert_eq!((answer.status().as_u16(), &answer.headers()["grpc-status"]), (200, &"14".parse().unwrap()));
 }
 
 #[tokio::test]
