@@ -1,5 +1,5 @@
-//! Goal: what a user sees of `tenure up` is the same on SQLite and on Postgres.
-//! Method: one suite of facts, two wirings; real processes, the real command line.
+//! Goal: what a user sees is the same with `tenure up` on SQLite, on Postgres, and with replicas and an agent.
+//! Method: one suite of facts, three wirings; real processes, the real command line.
 
 mod common;
 
@@ -9,14 +9,15 @@ use common::{Site, Wiring, tasks, text, wait_until};
 use tenure_clock::{Clock, SystemClock};
 use tenure_testkit::{Postgres, Settings};
 
-macro_rules! on_both_wirings {
+macro_rules! on_every_wiring {
     ($($fact:ident),* $(,)?) => {
         mod sqlite { $( #[test] fn $fact() { super::$fact(&super::Site::new(super::Wiring::Sqlite)); } )* }
         mod postgres { $( #[test] fn $fact() { super::$fact(&super::Site::new(super::Wiring::Postgres)); } )* }
+        mod cluster { $( #[test] fn $fact() { super::$fact(&super::Site::new(super::Wiring::Cluster)); } )* }
     };
 }
 
-on_both_wirings!(
+on_every_wiring!(
     a_dag_runs_and_its_logs_can_be_read,
     values_flow_from_task_to_task,
     failures_retries_and_skips_end_as_documented,

@@ -1,0 +1,183 @@
+//! Goal: `tenure agent` runs a cluster's tasks, leaves them alone when it leaves, and says what is wrong when it cannot
+//! connect. Method: real servers and agents on a real Postgres, the real command line.
+
+mod common;
+
+use std::process::{Child, Command, Output, Stdio};
+
+use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
+use common::{text, wait_until};
+use rustix::process::{Pid, Signal};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// An agent in a process of its own, killed with its handle.
+struct Agent<'a> {
+    cluster: &'a Cluster,
+    child: Child,
+}
+
+impl<'a> Agent<'a> {
+    fn command(cluster: &Cluster, servers: &str, token: &str) -> Command {
+        let mut command = cluster.command();
+        command
+            .args(["agent", "--server", servers, "--token", token, "--name", "worker", "--data", "worker"]);
+        command.args(["--label", "zone=b", "--label", "disk=ssd", "--capacity", "cpu=1500m,gpu=2"]);
+        command
+    }
+
+    fn start(cluster: &'a Cluster, servers: &str) -> Self {
+        let log = cluster.path("worker.log");
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        let mut command = Self::command(cluster, servers, TOKEN);
+        let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        Self { cluster, child }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.cluster.path("worker.log")).unwrap_or_default()
+    }
+
+    fn wait_said(&self, words: &str, times: usize) {
+        let said =
+            wait_until("its words", PATIENCE, || (self.log().matches(words).count() >= times).then_some(()));
+        assert!(said.is_some(), "in vain waited for {words:?}, {times} times:\n{}", self.log());
+    }
+
+    fn terminate(mut self) -> Option<i32> {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        wait_until("its end", PATIENCE, || self.child.try_wait().unwrap()).expect("it ends in time").code()
+    }
+}
+
+impl Drop for Agent<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn push(cluster: &Cluster, replica: &Replica<'_>, dag: &str, script: &str) {
+    let file = cluster.path(&format!("{dag}.yaml"));
+    std::fs::write(&file, format!("id: {dag}\ntasks:\n  a:\n    bash: |\n      {script}\n")).unwrap();
+    cluster.ok(replica, &["dag", "push", file.to_str().unwrap(), "--unpaused"]);
+}
+
+fn run(cluster: &Cluster, replica: &Replica<'_>, dag: &str) -> String {
+    let run = cluster.json(replica, &["run", "trigger", dag, "--wait", "--timeout", "30s"]);
+    run["state"].as_str().unwrap().to_owned()
+}
+
+/// To its end, which must come by itself.
+fn fails(cluster: &Cluster, servers: &str, token: &str) -> Output {
+    let mut command = Agent::command(cluster, servers, token);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    if wait_until("its end", PATIENCE, || child.try_wait().unwrap()).is_none() {
+        child.kill().unwrap();
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn an_agent_runs_tasks_for_every_replica_that_it_hears_of() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "4"]);
+    let b = cluster.server("b", &[]);
+    let agent = Agent::start(&cluster, &a.url);
+    agent.wait_said("connected to", 2);
+    for (number, by) in [&a, &b, &a, &b].into_iter().enumerate() {
+        let dag = format!("d{number}");
+        push(&cluster, by, &dag, "echo hello from $TENURE_DAG_ID");
+        assert_eq!(run(&cluster, by, &dag), "success", "{}", agent.log());
+        let log = cluster.ok(by, &["task", "logs", &dag, "latest", "a"]);
+        assert!(log.contains(&format!("hello from {dag}")), "{log}");
+    }
+    let nodes = cluster.json(&b, &["node", "list"]);
+    let worker =
+        nodes.as_array().unwrap().iter().find(|node| node["node"] == "worker").expect("it is listed");
+    assert_eq!(worker["labels"], json!({ "zone": "b", "disk": "ssd" }));
+    assert_eq!((&worker["capacity"]["cpu"], &worker["capacity"]["gpu"]), (&json!(1_500), &json!(2_000)));
+    assert!(worker["capacity"]["memory"].as_u64().unwrap() > 0, "what was not said is what the machine has");
+
+    a.kill();
+    agent.wait_said("disconnected from", 1);
+    for number in 0..4 {
+        assert_eq!(run(&cluster, &b, &format!("d{number}")), "success", "{}", agent.log());
+    }
+    assert_eq!(agent.log().matches("disconnected from").count(), 1, "said once:\n{}", agent.log());
+}
+
+#[test]
+fn a_terminated_agent_leaves_its_tasks_running_and_the_next_one_picks_them_up() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &[]);
+    let agent = Agent::start(&cluster, &a.url);
+    agent.wait_said("connected to", 1);
+    let (begun, go) = (cluster.path("begun"), cluster.path("go"));
+    let script = format!(
+        "echo begun >> {}; while [ ! -e {} ]; do sleep 0.05; done; echo done",
+        begun.display(),
+        go.display()
+    );
+    push(&cluster, &a, "slow", &script);
+    cluster.ok(&a, &["run", "trigger", "slow"]);
+    assert!(wait_until("its begin", PATIENCE, || begun.exists().then_some(())).is_some(), "{}", agent.log());
+    assert_eq!(agent.terminate(), Some(0));
+    let agent = Agent::start(&cluster, &a.url);
+    assert!(agent.log().contains("1 task keeps running"), "{}", agent.log());
+    agent.wait_said("1 task from before goes on", 1);
+    std::fs::write(go, "").unwrap();
+    let state = || {
+        let run = cluster.json(&a, &["run", "show", "slow", "latest"]);
+        (run["state"] != "running" && run["state"] != "queued").then(|| run["state"].clone())
+    };
+    assert_eq!(wait_until("the run's end", PATIENCE, state), Some(json!("success")), "{}", agent.log());
+    assert_eq!(std::fs::read_to_string(begun).unwrap(), "begun\n", "it was started once");
+}
+
+#[test]
+fn an_agent_that_cannot_connect_says_why_and_what_to_do() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &[]);
+    let said = |output: &Output| text(&output.stderr);
+
+    let refused = fails(&cluster, &a.url, "wrong");
+    assert_eq!(refused.status.code(), Some(1), "{}", said(&refused));
+    assert!(said(&refused).contains(&a.url) && said(&refused).contains("--token"), "{}", said(&refused));
+
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let elsewhere = runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(tenure_api::serve(listener, axum::Router::new(), CancellationToken::new()));
+        url
+    });
+    let refused = fails(&cluster, &elsewhere, TOKEN);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        said(&refused).contains("no Tenure server") && said(&refused).contains("--server"),
+        "{}",
+        said(&refused)
+    );
+
+    for (servers, words) in [("ftp://x", "http://"), ("http://", "http://"), ("http://a:1/path", "http://")] {
+        let refused = fails(&cluster, servers, TOKEN);
+        assert!(!refused.status.success() && said(&refused).contains(words), "{servers}: {}", said(&refused));
+    }
+
+    // One that is not there yet is waited for.
+    let port = tenure_testkit::free_port();
+    let agent = Agent::start(&cluster, &format!("http://127.0.0.1:{port}"));
+    agent.wait_said("cannot be reached", 1);
+    let mut late = cluster.server_command("b", &[]);
+    late.env("TENURE_LISTEN", format!("127.0.0.1:{port}"));
+    let mut late = cluster.spawn("b", late);
+    late.wait_ready();
+    agent.wait_said("connected to", 1);
+    assert_eq!(agent.log().matches("cannot be reached").count(), 1, "said once:\n{}", agent.log());
+
+    // A second agent in the same folder would fight the first.
+    let second = fails(&cluster, &a.url, TOKEN);
+    assert!(!second.status.success() && said(&second).contains("--data"), "{}", said(&second));
+}
