@@ -25,10 +25,39 @@ pub(crate) struct Dag {
     pub dag: DagId,
     /// Absent: deleted, or not read yet; its runs can still end.
     pub plan: Option<SchedulePlan>,
-    /// By the moment they may start.
-    pub queued: BTreeSet<(Timestamp, RunKey)>,
+    pub queued: QueuedRuns,
     pub active: BTreeSet<RunKey>,
     on_agenda: Option<Timestamp>,
+}
+
+/// Runs that wait for their moment or for room. There may be very many.
+#[derive(Debug, Default)]
+pub(crate) struct QueuedRuns {
+    in_order: BTreeSet<(Timestamp, RunKey)>,
+    moments: BTreeMap<RunKey, Timestamp>,
+}
+
+impl QueuedRuns {
+    pub fn insert(&mut self, run_after: Timestamp, run: RunKey) {
+        self.remove(run);
+        self.in_order.insert((run_after, run));
+        self.moments.insert(run, run_after);
+    }
+
+    fn remove(&mut self, run: RunKey) {
+        if let Some(run_after) = self.moments.remove(&run) {
+            self.in_order.remove(&(run_after, run));
+        }
+    }
+
+    /// Those whose moment has come, oldest first.
+    fn due(&self, now: Timestamp) -> impl Iterator<Item = RunKey> + '_ {
+        self.in_order.iter().take_while(move |(run_after, _)| *run_after <= now).map(|(_, run)| *run)
+    }
+
+    fn next(&self) -> Option<Timestamp> {
+        self.in_order.first().map(|(run_after, _)| *run_after)
+    }
 }
 
 /// A dag's schedule and where it stands.
@@ -73,19 +102,18 @@ impl Dag {
     /// of runs, so a catch-up of thousands stays a handful of rows at a time.
     /// A run that is queued for later is not in the way.
     pub fn room_to_create(&self, now: Timestamp) -> usize {
-        let waiting = self.queued.range(..=(now, RunKey(i64::MAX))).count();
-        let unfinished = self.active.len() + waiting;
-        match &self.plan {
-            Some(plan) if plan.continuous => 1usize.saturating_sub(unfinished),
-            Some(plan) => (plan.max_active_runs as usize).saturating_sub(unfinished),
-            None => 0,
-        }
+        let most = match &self.plan {
+            Some(plan) if plan.continuous => 1,
+            Some(plan) => plan.max_active_runs as usize,
+            None => return 0,
+        };
+        let room = most.saturating_sub(self.active.len());
+        room - self.queued.due(now).take(room).count()
     }
 
     /// Queued runs that may start now, oldest first.
     pub fn startable(&self, now: Timestamp) -> Vec<RunKey> {
-        let due = self.queued.iter().take_while(|(run_after, _)| *run_after <= now);
-        due.take(self.room_to_start()).map(|(_, run)| *run).collect()
+        self.queued.due(now).take(self.room_to_start()).collect()
     }
 }
 
@@ -101,7 +129,7 @@ impl DagBook {
             tenant: tenant.clone(),
             dag: dag.clone(),
             plan: None,
-            queued: BTreeSet::new(),
+            queued: QueuedRuns::default(),
             active: BTreeSet::new(),
             on_agenda: None,
         });
@@ -120,7 +148,7 @@ impl DagBook {
     /// Forgets a run wherever it stands; true if it was active.
     pub fn forget_run(&mut self, dag: DagNo, run: RunKey) -> bool {
         let dag = self.get_mut(dag);
-        dag.queued.retain(|(_, queued)| *queued != run);
+        dag.queued.remove(run);
         dag.active.remove(&run)
     }
 
@@ -136,8 +164,7 @@ impl DagBook {
         let dag = &self.dags[number.0 as usize];
         let tick = || dag.plan.as_ref().and_then(|plan| plan.next_due(now)).map(|due| due.run_after);
         let create = if dag.room_to_create(now) > 0 { tick() } else { None };
-        let start =
-            if dag.room_to_start() > 0 { dag.queued.first().map(|(run_after, _)| *run_after) } else { None };
+        let start = if dag.room_to_start() > 0 { dag.queued.next() } else { None };
         let next = create.into_iter().chain(start).min();
         let dag = &mut self.dags[number.0 as usize];
         if let Some(before) = std::mem::replace(&mut dag.on_agenda, next) {

@@ -299,7 +299,7 @@ impl ShardOwner {
 
     pub fn install_queued(&mut self, header: &RunHeader) {
         let number = self.dags.number(&header.tenant, &header.dag);
-        self.dags.get_mut(number).queued.insert((header.run_after, header.key));
+        self.dags.get_mut(number).queued.insert(header.run_after, header.key);
     }
 
     /// Takes a run that is running into the cache.
