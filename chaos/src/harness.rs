@@ -71,7 +71,10 @@ pub fn run(options: &Options) -> Result<bool> {
         }
     };
     println!("  {:.0}  all is healed; waiting for the rest of the work", SystemClock.now());
-    let drained = wait_until(DRAIN, || (database.unfinished_runs().ok()? == 0).then_some(()));
+    let drained = wait_until(DRAIN, || {
+        let last_tick_made = SystemClock.now() > schedule.until && database.has_run_of(&schedule).ok()?;
+        (last_tick_made && database.unfinished_runs().ok()? == 0).then_some(())
+    });
     if drained.is_none() {
         println!(
             "  {:?} runs have not ended after {DRAIN:?}\n{}",
@@ -129,7 +132,7 @@ fn rage(
             Nemesis { cluster, chance: chance.clone(), interrupted, faults: vec![], surprises: vec![] };
         let raged = nemesis.rage(&scenarios, options.faults_for).and_then(|()| nemesis.heal());
         let (faults, surprises) = (nemesis.faults, nemesis.surprises);
-        let schedule = raged.and_then(|()| workload.wind_down(chance));
+        let schedule = raged.and_then(|()| workload.wind_down());
         workload.stop(); // whatever went wrong, the clients end
         Ok((faults, schedule?, surprises))
     })

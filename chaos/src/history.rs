@@ -126,7 +126,7 @@ pub struct Schedule {
     pub dag: String,
     pub first: Timestamp,
     pub every: Duration,
-    /// Paused from here on: later ticks may have a run and need none.
+    /// The last instant that may be a tick.
     pub until: Timestamp,
 }
 

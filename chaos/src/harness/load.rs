@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use tokio::runtime::Handle;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{NoTls, Row};
 use uuid::Uuid;
 
-use crate::history::{FenceRow, RunName, RunRow, TaskRow, TermRow, TrailRow, TryRow};
+use crate::history::{FenceRow, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -44,6 +44,15 @@ impl Database {
     pub fn unfinished_runs(&self) -> Result<i64> {
         let rows = self.rows("SELECT count(*) FROM runs WHERE state IN ('queued', 'running')", &[])?;
         Ok(rows[0].get(0))
+    }
+
+    /// Of its last tick.
+    pub fn has_run_of(&self, schedule: &Schedule) -> Result<bool> {
+        let every = schedule.every.as_secs_f64();
+        let count = schedule.until.duration_since(schedule.first).as_secs_f64() / every;
+        let last = schedule.first + SignedDuration::from_secs_f64(count.floor() * every);
+        let sql = "SELECT count(*) FROM runs WHERE dag_id = $1 AND logical_date = $2";
+        Ok(self.rows(sql, &[&schedule.dag, &last])?[0].get::<_, i64>(0) > 0)
     }
 
     pub fn read(&self) -> Result<Tables> {

@@ -22,6 +22,10 @@ const AFTER_EXPIRY: Duration = Duration::from_secs(LEASE.as_secs() + SOON.as_sec
 const DATABASE_BACK: Duration = Duration::from_secs(30);
 /// Longer than a lease: whoever is away for so long is replaced.
 const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(LEASE.as_secs() + 2);
+/// An owner that reaches no agent keeps its shards, and they wait until it does.
+const AFTER_HIDING: Duration = Duration::from_secs(HIDDEN.as_secs() + SOON.as_secs());
+/// Longer than it takes to give an agent up.
+const HIDDEN: Duration = Duration::from_secs(SILENCE.as_secs() + 4);
 const WHOLE_WITHIN: Duration = Duration::from_secs(45);
 const STOP_WITHIN: Duration = Duration::from_secs(20);
 
@@ -161,7 +165,7 @@ impl Nemesis<'_> {
             Scenario::KillAgent => self.kill_agent()?,
             Scenario::CrashNode => self.crash_node()?,
             Scenario::FreezeAgent => self.freeze_agent(name, SILENCE / 3),
-            Scenario::LoseAgent => self.freeze_agent(name, SILENCE + Duration::from_secs(4)),
+            Scenario::LoseAgent => self.freeze_agent(name, HIDDEN),
             Scenario::HideAgents => self.hide_agents(),
             Scenario::RestartPostgres => self.restart_postgres(),
             Scenario::CutDatabase => self.break_database(name, Wire::Cut, LONGER_THAN_A_LEASE, true),
@@ -285,10 +289,10 @@ impl Nemesis<'_> {
 
     fn hide_agents(&mut self) {
         let (at, hit) = self.an_owner(false);
-        // Agents speak to the other replicas: nothing is given up, and claims find their way.
-        let wound = self.wound(self.name_of(at), vec![], hit, AFTER_EXPIRY);
+        // Agents speak to the other replicas: nothing that runs is given up.
+        let wound = self.wound(self.name_of(at), vec![], hit, AFTER_HIDING);
         self.cluster.replicas[at].front.set(Wire::Silent);
-        self.rest(SILENCE + Duration::from_secs(4));
+        self.rest(HIDDEN);
         self.cluster.replicas[at].front.set(Wire::Open);
         self.over(Scenario::HideAgents.name(), wound);
     }
@@ -331,8 +335,9 @@ impl Nemesis<'_> {
     }
 
     fn same_name(&mut self) -> Result<()> {
+        // Agents know the twin's address as another's, so what it owns waits until it is gone.
         let (at, hit) = self.an_owner(false);
-        let wound = self.wound(self.name_of(at), vec![], hit, AFTER_EXPIRY);
+        let wound = self.wound(self.name_of(at), vec![], hit, AFTER_HIDING);
         let mut twin = self.cluster.start_twin(at)?;
         self.rest(LONGER_THAN_A_LEASE);
         // It may refuse to start beside its namesake, and then it has ended.

@@ -26,6 +26,10 @@ const LAST_TRIES: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_millis(350);
 const MEDDLE_EVERY: Duration = Duration::from_millis(1_500);
 
+/// No limit keeps a run waiting: what waits, waits for its owner.
+const HEAD: &str = "max_active_runs: 100000\nmax_active_tasks: 1000\n\
+                    defaults: { retries: 3, retry_delay: 0s, grace: 1s }\ntasks:\n";
+
 /// Clients of one run of the harness.
 #[derive(Debug)]
 pub struct Workload {
@@ -36,6 +40,8 @@ pub struct Workload {
     calls: Mutex<Vec<Call>>,
     stop: AtomicBool,
     ticks_from: Timestamp,
+    /// What its task does.
+    tick: String,
 }
 
 impl Workload {
@@ -48,7 +54,7 @@ impl Workload {
         };
         let quick = |work_ms: u64| task(work_ms, "");
         let ticks_from = Timestamp::from_second(SystemClock.now().as_second())?;
-        let head = "max_active_runs: 100000\nmax_active_tasks: 1000\ndefaults: { retries: 3, retry_delay: 0s, grace: 1s }\ntasks:\n";
+        let head = HEAD;
         let fan: String =
             (0..6).map(|at| format!("  w{at}: {{ needs: [begin], {} }}\n", quick(150))).collect();
         let chain: String =
@@ -82,14 +88,13 @@ impl Workload {
             calls: Mutex::default(),
             stop: AtomicBool::new(false),
             ticks_from,
+            tick: quick(50),
         };
         for (name, weight, text) in shapes {
             workload.register(name, &text)?;
             workload.dags.push((name.to_owned(), weight));
         }
-        let every = TICK_EVERY.as_secs();
-        let schedule = format!("schedule: {{ every: {every}s }}\nstart_date: {ticks_from}\ncatchup: true\n");
-        workload.register(TICKS, &format!("{schedule}{head}  t: {{ {} }}\n", quick(50)))?;
+        workload.register(TICKS, &ticks_dag(&workload.tick, ticks_from, None))?;
         for number in 0..MOST_PULSES {
             if number >= 12 && database.shards_in_use()? == usize::from(SHARDS) {
                 return Ok(workload);
@@ -179,16 +184,14 @@ impl Workload {
         Call { what: Asked::End { state }, run, sent_at, answered_at, answer: judge(&answered) }
     }
 
-    /// No more triggers, no more ticks. The timetable is paused last, so that its ticks are known to the end.
-    pub fn wind_down(&self, chance: &Entropy) -> Result<Schedule> {
-        self.stop.store(true, Ordering::SeqCst);
-        let until = SystemClock.now();
-        let path = format!("/api/v2/dags/{TICKS}");
-        wait_until(LAST_TRIES, || {
-            let answered = self.api.patch(self.anyone(chance), &path, &json!({ "is_paused": true }));
-            (judge(&answered) == Answer::Acknowledged).then_some(())
-        })
-        .context("the timetable could not be paused")?;
+    /// No more triggers, and a last tick. Pausing the dag would also stop the runs that it has.
+    pub fn wind_down(&self) -> Result<Schedule> {
+        self.stop();
+        let now = Timestamp::from_second(SystemClock.now().as_second())?;
+        let until = now + SignedDuration::from_secs(3);
+        let text = ticks_dag(&self.tick, self.ticks_from, Some(until));
+        wait_until(LAST_TRIES, || self.register(TICKS, &text).ok())
+            .context("the timetable could not be ended")?;
         Ok(Schedule { dag: TICKS.into(), first: self.ticks_from, every: TICK_EVERY, until })
     }
 
@@ -228,6 +231,14 @@ impl Workload {
             .collect();
         (!recent.is_empty()).then(|| recent[below(chance, recent.len())].run.clone())
     }
+}
+
+fn ticks_dag(task: &str, from: Timestamp, until: Option<Timestamp>) -> String {
+    let every = TICK_EVERY.as_secs();
+    let end = until.map_or(String::new(), |until| format!("end_date: {until}\n"));
+    format!(
+        "schedule: {{ every: {every}s }}\nstart_date: {from}\n{end}catchup: true\n{HEAD}  t: {{ {task} }}\n"
+    )
 }
 
 /// Only a clear word counts: a server that is in trouble may have done it all the same.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use crate::history::{Aftermath, Fault, History, Hit, TrailRow};
 
@@ -66,35 +66,22 @@ pub(super) fn fence_forgets(history: &mut History) -> Option<()> {
 }
 
 pub(super) fn scheduling_stands_still(history: &mut History) -> Option<()> {
-    // A run that its owner began some time after it was created: a fault in between that allows no time at all.
-    let found = history.runs.iter().find_map(|run| {
-        let steps: Vec<(Timestamp, Option<String>)> = history
-            .trail
-            .iter()
-            .filter(|row| row.run.as_ref() == Some(&run.name))
-            .filter(|row| row.entries.iter().any(|entry| entry.task.is_none()))
-            .map(|row| (row.committed_at, row.scope.clone()))
-            .collect();
-        let [(created, _), (started, scope), ..] = steps.as_slice() else { return None };
-        let scope = scope.clone()?;
-        let quiet_since = history
-            .trail
-            .iter()
-            .filter(|row| row.scope.as_ref() == Some(&scope) && row.committed_at < *started)
-            .map(|row| row.committed_at)
-            .max()
-            .map_or(*created, |last| last.max(*created));
-        (quiet_since < *started).then_some((quiet_since, scope))
-    });
-    let (at, scope) = found?;
-    let hit = Hit { scope, epoch: 0, deposed: false };
+    // A fault just before a run was created, that allows no time at all.
+    let run = history.runs.iter().find(|run| {
+        let words = history.trail.iter().filter(|row| row.run.as_ref() == Some(&run.name));
+        words.flat_map(|row| &row.entries).any(|entry| entry.event == "claimed")
+    })?;
+    let of_run: Vec<&TrailRow> =
+        history.trail.iter().filter(|row| row.run.as_ref() == Some(&run.name)).collect();
+    let at = of_run.first()?.committed_at - SignedDuration::from_micros(1);
+    let scope = of_run.iter().find_map(|row| row.scope.clone())?;
     history.faults.push(Fault {
         name: "standstill".into(),
         target: "the owner".into(),
         at,
         until: at,
         silenced: vec![],
-        hit: vec![hit],
+        hit: vec![Hit { scope, epoch: 0, deposed: false }],
         bound: Duration::ZERO,
         aftermath: Aftermath::Unwatched,
     });

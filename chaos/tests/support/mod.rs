@@ -149,7 +149,12 @@ impl Scribe {
         let at = self.later();
         let hit = Hit { scope: SHARD_5.into(), epoch: 1, deposed: true };
         self.fault("kill-owner", ANNA, at, &[], vec![hit]);
+        let waiting = self.triggered("wide", "r1b");
         self.owner = Owner { actor: BERT, scope: SHARD_5, epoch: 2 };
+        self.started(&waiting);
+        let mut first = self.task(&waiting, "w");
+        self.runs_to(&mut first, "n3", 0);
+        self.finished(&waiting, "success");
         self.ended(&mut task, &attempt, "n1", "withdrawn", "scheduled", Some("not claimed in time"));
         let attempt = self.placed_and_claimed(&mut task, "n3");
         self.ran(&task, &attempt, Some(0));
