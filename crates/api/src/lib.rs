@@ -20,14 +20,16 @@ use std::any::Any;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{Method, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::classify::ServerErrorsFailureClass;
 use tower_http::trace::TraceLayer;
+use tracing::Span;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -81,7 +83,17 @@ fn finished(router: Router, document: &utoipa::openapi::OpenApi) -> Router {
         .layer(DefaultBodyLimit::max(LARGEST_BODY))
         .layer(middleware::from_fn(within_time))
         .layer(CatchPanicLayer::custom(answer_panic))
-        .layer(TraceLayer::new_for_http())
+        .layer(TraceLayer::new_for_http().on_failure(tell_failure))
+}
+
+/// «Not now» is an answer: whoever probes a process that waits for its database hears nothing else for as long.
+fn tell_failure(failure: ServerErrorsFailureClass, latency: Duration, _span: &Span) {
+    match failure {
+        ServerErrorsFailureClass::StatusCode(StatusCode::SERVICE_UNAVAILABLE) => {
+            tracing::debug!(%failure, ?latency, "a request was turned away");
+        }
+        failure => tracing::error!(%failure, ?latency, "a request failed"),
+    }
 }
 
 /// The one table of routes: for the router and for the document.

@@ -10,7 +10,7 @@ use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
 use common::{Api, text, wait_until};
 use rustix::process::Signal;
 use serde_json::json;
-use tenure_testkit::{Postgres, Settings};
+use tenure_testkit::{Etcd, Postgres, Settings};
 
 const SHARDS: usize = 8;
 
@@ -329,4 +329,55 @@ fn a_replica_that_loses_its_shards_serves_on_or_exits_as_it_was_told() {
     assert_eq!(a.wait_end(), Some(73), "{}", a.log());
     b.wait_ready();
     wait_split(&[(&b, 2)]);
+}
+
+#[test]
+fn leases_in_etcd_move_shards_too_and_fences_stay_in_the_database() {
+    let cluster = Cluster::new();
+    let etcd = Etcd::shared().url();
+    let wiring = ["--leases", &etcd, "--lease-duration", "2s", "--shards", "4"];
+    let (a, b) = (cluster.server("a", &wiring), cluster.server("b", &wiring));
+    wait_split(&[(&a, 2), (&b, 2)]);
+    // What is lent to others is in the same place, so both can be seen there.
+    let leases = cluster.json(&a, &["lease", "list", "scheduler"]);
+    assert_eq!(leases.as_array().map(Vec::len), Some(4), "{leases}");
+    let epochs = |replica: &Replica<'_>| {
+        let fence = |shard: u16| {
+            let path = format!("/api/leases/fence?scope=scheduler/shard-{shard:02}");
+            replica.api().get(&path).unwrap().1["epoch"].as_u64().unwrap()
+        };
+        (0..4).map(fence).sum::<u64>()
+    };
+    let before = epochs(&a);
+    b.kill();
+    wait_split(&[(&a, 4)]);
+    assert!(epochs(&a) > before, "the database's fences have moved on");
+}
+
+#[test]
+fn old_runs_are_deleted_by_whoever_leads_the_controller_and_the_newest_stays() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &["--shards", "2"]);
+    std::fs::write(cluster.path("d.yaml"), "id: d\ntasks: { a: { empty: true } }\n").unwrap();
+    cluster.ok(&a, &["dag", "push", "d.yaml", "--unpaused"]);
+    for run in ["one", "two", "three"] {
+        cluster.ok(&a, &["run", "trigger", "d", "--run-id", run, "--wait", "--timeout", "30s"]);
+    }
+    let (_, health) = a.api().get("/health").unwrap();
+    assert_eq!(
+        (&health["controller"]["leading"], &health["controller"]["scope"]),
+        (&json!(true), &json!("controller/leader"))
+    );
+    assert_eq!(a.stop(), Some(0));
+    let a = cluster.server("a", &["--keep-runs", "1ms"]);
+    let left = wait_until("the old runs to go", PATIENCE, || {
+        let runs = cluster.json(&a, &["run", "list", "d"]);
+        let left: Vec<String> =
+            runs.as_array()?.iter().map(|run| run["dag_run_id"].as_str().unwrap().into()).collect();
+        (left == ["three"]).then_some(())
+    });
+    assert!(left.is_some(), "{}", a.log());
+    let told =
+        wait_until("it to be told", PATIENCE, || a.log().contains("deleted what was older").then_some(()));
+    assert!(told.is_some(), "{}", a.log());
 }
