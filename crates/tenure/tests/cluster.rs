@@ -4,27 +4,13 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
-use common::{Api, text, wait_until};
-use rustix::process::Signal;
+use common::cluster::{Cluster, PATIENCE, Replica, TOKEN, wait_split};
+use common::{text, wait_until};
 use serde_json::json;
 use tenure_testkit::{Etcd, Postgres, Settings};
 
 const SHARDS: usize = 8;
-
-/// Waits until each of these owns as many shards as it is told here, and none is owned twice.
-fn wait_split(replicas: &[(&Replica<'_>, usize)]) {
-    let split = wait_until("the split", PATIENCE, || {
-        let owned: Vec<Vec<String>> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
-        let all: BTreeSet<&String> = owned.iter().flatten().collect();
-        let even = owned.iter().zip(replicas).all(|(owned, (_, wanted))| owned.len() == *wanted);
-        (even && all.len() == owned.iter().map(Vec::len).sum::<usize>()).then_some(())
-    });
-    let seen: Vec<_> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
-    assert!(split.is_some(), "{seen:?}\n{}", replicas[0].0.log());
-}
 
 #[test]
 fn three_servers_share_eight_shards_out_and_take_over_from_each_other() {
@@ -83,29 +69,6 @@ fn any_replica_takes_any_call_and_runs_go_on_when_their_owner_ends() {
         let run = cluster.json(&b, &["run", "trigger", dag, "--run-id", "two", "--wait", "--timeout", "30s"]);
         assert_eq!(run["state"], "success", "{run}");
     }
-}
-
-#[test]
-fn a_stopping_replica_gives_its_shards_back_before_it_ends() {
-    let cluster = Cluster::new();
-    let a = cluster.server("a", &["--shards", "4"]);
-    let mut b = cluster.server("b", &[]);
-    wait_split(&[(&a, 2), (&b, 2)]);
-    let epochs = |replica: &Replica<'_>| {
-        let leases = cluster.json(replica, &["lease", "list", "scheduler"]);
-        let successions = leases.as_array().unwrap().iter().map(|lease| lease["succession"].to_string());
-        successions.collect::<Vec<_>>()
-    };
-    b.signal(Signal::TERM);
-    wait_split(&[(&a, 4)]);
-    // Given back, and not run out or taken from a dead one.
-    assert!(
-        epochs(&a).iter().all(|how| how.contains("released") || how.contains("first")),
-        "{:?}",
-        epochs(&a)
-    );
-    assert_eq!(b.wait_end(), Some(0), "{}", b.log());
-    assert!(b.log().contains("Tenure has stopped."), "{}", b.log());
 }
 
 #[test]
@@ -205,28 +168,6 @@ fn a_database_that_is_away_is_waited_for_and_one_that_says_no_is_an_error() {
 }
 
 #[test]
-fn a_replica_that_waits_for_its_database_says_so_and_ends_when_it_is_told_to() {
-    let port = tenure_testkit::free_port();
-    let cluster = Cluster::on(&format!("postgres://nobody@127.0.0.1:{port}/none"));
-    let listens_on = tenure_testkit::free_port();
-    let mut command = cluster.server_command("a", &[]);
-    command.env("TENURE_BOOTSTRAP_TOKEN", TOKEN).args(["--listen", &format!("127.0.0.1:{listens_on}")]);
-    let mut a = cluster.spawn("a", command);
-    let waits =
-        wait_until("it to wait", PATIENCE, || a.log().contains("waiting for the database").then_some(()));
-    assert!(waits.is_some(), "{}", a.log());
-    let api = Api::at(&format!("http://127.0.0.1:{listens_on}"), TOKEN);
-    assert_eq!(api.get_text("/health/live"), Some((200, "ok".into())));
-    let (status, answer) = api.get("/health/ready").unwrap();
-    assert!(
-        status == 503 && answer["detail"].as_str().unwrap().contains("waiting for the database"),
-        "{answer}"
-    );
-    a.signal(Signal::TERM);
-    assert_eq!(a.wait_end(), Some(0), "{}", a.log());
-}
-
-#[test]
 fn an_outage_of_the_database_is_waited_out_while_health_says_so() {
     let postgres = Postgres::own(Settings::default());
     let cluster = Cluster::on(&postgres.url());
@@ -307,28 +248,6 @@ fn what_is_in_force_is_shown_with_where_it_came_from() {
     assert_eq!(wrong.status.code(), Some(2));
     let said = text(&wrong.stderr);
     assert!(said.contains("tenure.toml:1") && said.contains("did you mean \"tick\"?"), "{said}");
-}
-
-#[test]
-fn a_replica_that_loses_its_shards_serves_on_or_exits_as_it_was_told() {
-    let cluster = Cluster::new();
-    let short = ["--shards", "2", "--lease-duration", "1s"];
-    let mut a = cluster.server("a", &[&short[..], &["--on-loss", "exit"]].concat());
-    let mut b = cluster.server("b", &short);
-    wait_split(&[(&a, 1), (&b, 1)]);
-    for frozen in [&a, &b] {
-        frozen.signal(Signal::STOP);
-        std::thread::sleep(Duration::from_secs(3));
-        frozen.signal(Signal::CONT);
-        if frozen.pid() == b.pid() {
-            break;
-        }
-        // The one that exits is gone; whoever is left has everything.
-        wait_split(&[(&b, 2)]);
-    }
-    assert_eq!(a.wait_end(), Some(73), "{}", a.log());
-    b.wait_ready();
-    wait_split(&[(&b, 2)]);
 }
 
 #[test]

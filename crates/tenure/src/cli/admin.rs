@@ -116,15 +116,20 @@ pub fn list_nodes(context: &Context) -> Result<(), Failure> {
     let nodes = context.client()?.list(&Path::new("/api/tenure/nodes"), "nodes", usize::MAX)?;
     let screen = &context.screen;
     let header = ["NODE", "CAPACITY", "LABELS", "VERSION", "REGISTERED"];
-    screen.list(&nodes, "no nodes; `tenure up` starts one with itself", &header, |node| {
-        vec![
-            cell(text(node, "node")),
-            cell(capacity(&node["capacity"])),
-            cell(pairs(&node["labels"])),
-            cell(text(node, "version")),
-            cell(screen.time(node, "registered_at")),
-        ]
-    })
+    screen.list(
+        &nodes,
+        "no nodes; `tenure agent` brings one, and `tenure up` is one itself",
+        &header,
+        |node| {
+            vec![
+                cell(text(node, "node")),
+                cell(capacity(&node["capacity"])),
+                cell(pairs(&node["labels"])),
+                cell(text(node, "version")),
+                cell(screen.time(node, "registered_at")),
+            ]
+        },
+    )
 }
 
 /// Amounts come in thousandths of a unit, memory in thousandths of a byte.

@@ -147,11 +147,13 @@ pub enum Command {
 const SERVER_HELP: &str = "\
 Examples:
   export TENURE_DATABASE_URL=postgres://tenure:…@db/tenure
-  TENURE_BOOTSTRAP_TOKEN=$(openssl rand -hex 32) tenure server --listen 0.0.0.0:8080
+  export TENURE_BOOTSTRAP_TOKEN=…      made with: openssl rand -hex 32
+  tenure server --listen 0.0.0.0:8080
   tenure server --config /etc/tenure/tenure.toml --advertise http://10.0.0.7:8080
 
-TENURE_BOOTSTRAP_TOKEN names the administrators' token of a new database; no token is built in. Start as many as you
-like: they share the work out. SIGTERM hands it over to the others first. See docs/cluster.md.";
+TENURE_BOOTSTRAP_TOKEN names the administrators' token of a new database; none is built in.
+Start as many replicas as you like: they share the work out. SIGTERM hands it over first.
+See docs/cluster.md.";
 
 const COMPLETION_HELP: &str = "\
 Examples:

@@ -27,13 +27,14 @@ pub enum Group {
 }
 
 impl Group {
-    pub fn heading(self) -> &'static str {
+    /// `None`: with those that every command has.
+    pub fn heading(self) -> Option<&'static str> {
         match self {
-            Self::Place => "Options",
-            Self::Database => "Database",
-            Self::Leases => "Leases",
-            Self::Scheduling => "Scheduling",
-            Self::Retention => "Retention",
+            Self::Place => None,
+            Self::Database => Some("Database"),
+            Self::Leases => Some("Leases"),
+            Self::Scheduling => Some("Scheduling"),
+            Self::Retention => Some("Retention"),
         }
     }
 }
@@ -134,7 +135,13 @@ pub const KNOBS: &[Knob] = &[
         Default::None,
         "Folder for the logs of tasks; shared by the replicas of a cluster [default: logs in --data]",
     ),
-    knob("dags", "DIR", Group::Place, Default::None, "Folder of dag files; it is watched"),
+    knob(
+        "dags",
+        "DIR",
+        Group::Place,
+        Default::None,
+        "Folder of dag files; it is watched [default of tenure up: ./dags]",
+    ),
     knob(
         "profile",
         "PROFILE",

@@ -1,5 +1,6 @@
 //! Real `tenure server` processes on one Postgres, agents beside them, and the command line.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -181,4 +182,16 @@ impl Drop for Replica<'_> {
             let _ = child.wait();
         }
     }
+}
+
+/// Waits until each of these owns as many shards as it is told here, and none is owned twice.
+pub fn wait_split(replicas: &[(&Replica<'_>, usize)]) {
+    let split = wait_until("the split", PATIENCE, || {
+        let owned: Vec<Vec<String>> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
+        let all: BTreeSet<&String> = owned.iter().flatten().collect();
+        let even = owned.iter().zip(replicas).all(|(owned, (_, wanted))| owned.len() == *wanted);
+        (even && all.len() == owned.iter().map(Vec::len).sum::<usize>()).then_some(())
+    });
+    let seen: Vec<_> = replicas.iter().map(|(replica, _)| replica.owned()).collect();
+    assert!(split.is_some(), "{seen:?}\n{}", replicas[0].0.log());
 }
