@@ -326,11 +326,18 @@ async fn troubles_are_told_apart() {
     let wrong = trouble(&cluster.replicas[0].url(), "guess").await;
     assert!(matches!(&wrong, Trouble::WrongToken { .. }) && wrong.to_string().contains("--token"), "{wrong}");
 
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let elsewhere = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(tenure_api::serve(listener, axum::Router::new(), CancellationToken::new()));
-    let other = trouble(&elsewhere, TOKEN).await;
+    let serving = async |router: axum::Router| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(tenure_api::serve(listener, router, CancellationToken::new()));
+        url
+    };
+    let other = trouble(&serving(axum::Router::new()).await, TOKEN).await;
     assert!(matches!(&other, Trouble::NotTenure { .. }) && other.to_string().contains("--server"), "{other}");
+
+    let away = axum::Router::new().fallback(async || axum::http::StatusCode::SERVICE_UNAVAILABLE);
+    let balancer = trouble(&serving(away).await, TOKEN).await;
+    assert!(!balancer.needs_somebody(), "what stands in front of replicas may just have none: {balancer:?}");
 
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let nobody = trouble(&format!("http://{closed}"), TOKEN).await;

@@ -160,13 +160,11 @@ impl Keeper {
         };
         let replica =
             response.metadata().get(REPLICA_KEY).and_then(|id| Uuid::parse_str(id.to_str().ok()?).ok());
-        let Some(replica) = replica else {
-            return Over::Failed(Trouble::NotTenure { said: "it does not give its name".into() });
-        };
+        let mut incoming = response.into_inner();
+        let Some(replica) = replica else { return Over::Failed(nameless(&mut incoming).await) };
         let Some(_reached) = Reached::claim(shared, replica) else { return Over::Alias };
         let wire = Arc::new(Wire::new(replica, client, queue, shared.clock.boottime()));
         wire.say(AgentItem::Hello(Box::new(self.hello())));
-        let mut incoming = response.into_inner();
         let welcome = match tokio::time::timeout(WELCOME_WITHIN, first(&mut incoming)).await {
             Ok(Ok(welcome)) => welcome,
             Ok(Err(status)) => return Over::Failed(Trouble::from_status(&status)),
@@ -294,6 +292,16 @@ async fn first(incoming: &mut Streaming<ToAgent>) -> Result<ToAgent, Status> {
     first
         .filter(|message| message.welcome.is_some())
         .ok_or_else(|| Status::unimplemented("it does not say welcome"))
+}
+
+/// What answers there gives no name: its own words tell whether that will change. Something in front of replicas that are
+/// away says so with a plain status of HTTP.
+async fn nameless(incoming: &mut Streaming<ToAgent>) -> Trouble {
+    match tokio::time::timeout(WELCOME_WITHIN, incoming.message()).await {
+        Ok(Err(status)) => Trouble::from_status(&status),
+        Ok(Ok(_)) => Trouble::NotTenure { said: "it does not give its name".into() },
+        Err(_) => Trouble::Silent,
+    }
 }
 
 /// Held while a replica is reached, so that a second address does not throw the first one out.
