@@ -110,14 +110,15 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// What every session asks for. Locks are never held for long by anybody, so waiting longer than 2 s means
 /// that something is wrong; an owner that stops inside a transaction must not hold up its successor for
 /// longer; a client that has gone away is noticed even while its statement waits for a lock.
+/// Every lookup is by key, a few rows at a time, so a nested loop over an index is right whatever the statistics
+/// say. Otherwise a plan that was made while the tables were small reads all of them later, until the next analyze.
 const SESSION: &str = "-c synchronous_commit=on -c lock_timeout=2s \
-     -c idle_in_transaction_session_timeout=2s -c client_connection_check_interval=1s";
+     -c idle_in_transaction_session_timeout=2s -c client_connection_check_interval=1s \
+     -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
 
-/// Lease connections look up rows by key and nothing else, so a plan that was made while the tables were small
-/// must not read all of them later. Each statement has to see what was committed while it waited for a lock,
-/// whatever the database or the URL says of isolation.
-const LEASE_SESSION: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
-     -c default_transaction_isolation=read\\ committed";
+/// Each statement of a lease has to see what was committed while it waited for a lock, whatever the database or
+/// the URL says of isolation.
+const LEASE_SESSION: &str = "-c default_transaction_isolation=read\\ committed";
 
 impl PostgresStore {
     /// Connects, brings the schema up to date, and starts to listen for other processes' wakes.

@@ -19,14 +19,14 @@ use crate::errors;
 /// The server gives up on a statement after 30 s; a server that says nothing for longer is not there.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(35);
 
-/// Every lookup of a writing statement is by key, a few rows at a time, so a nested loop over an index is
-/// right whatever the statistics say. Without this, a plan that was made while the tables were small reads
-/// all of them later, until the next analyze.
-pub(crate) const READ_WRITE: &str = "BEGIN; SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = off; \
-     SET LOCAL enable_mergejoin = off";
+pub(crate) const READ_WRITE: &str = "BEGIN";
 /// Several queries of one read see one state of the database. A snapshot that is closed with [`CLOSE`] in the
 /// same breath costs one round trip.
 pub(crate) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+/// As [`SNAPSHOT`], for questions of people, who may ask for half a table: every plan may be the right one.
+pub(crate) const SURVEY: &str =
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan = on;
+    SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on";
 
 pub(crate) const CLOSE: &str = "COMMIT";
 

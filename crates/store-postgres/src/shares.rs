@@ -20,7 +20,7 @@ use crate::session::Session;
 
 /// At this level each statement sees what was committed while the one before it waited for its locks, whatever the
 /// database or the URL says.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL enable_seqscan = off";
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 const LOCK_POOLS: &str = "SELECT name, slots, description FROM pools WHERE name = ANY($1)
     ORDER BY name FOR NO KEY UPDATE";
 const LOCK_NODES: &str = "SELECT node, capacity, labels, version, registered_at, draining FROM nodes

@@ -72,6 +72,45 @@ async fn scheduling_reads_no_table_from_end_to_end() {
     assert_eq!(scans(&observer).await, before);
 }
 
+/// Rows as a busy hour adds them, before anything was analyzed.
+const GROWTH: &str = "WITH r AS (
+        INSERT INTO runs (tenant, dag_id, run_id, version, shard, state, revision, run_type, run_after, queued_at,
+            ended_at, updated_at, conf, triggered_by)
+        SELECT 'default', 'grown', 'r' || n, 1, 0, 'success', 5, 'manual', now(), now(), now(), now(), '{}', 'x'
+        FROM generate_series(1, 3000) n RETURNING key
+    ), t AS (
+        INSERT INTO task_instances (run, task_no, map_index, tenant, task_id, pool, state, try_number, max_tries)
+        SELECT r.key, n, -1, 'default', 't' || n, 'default_pool', 'success', 1, 0
+        FROM r, generate_series(0, 3) n RETURNING run, task_no, map_index
+    ), x AS (
+        INSERT INTO results SELECT run, task_no, map_index, 'default', '1' FROM t
+    ) INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
+        SELECT now(), 'default', 'grown', 'r' || key, 'x', '[]' FROM r";
+
+#[tokio::test]
+async fn a_plan_from_when_the_tables_were_empty_reads_none_of_them_later() {
+    let database = Postgres::shared().database().await;
+    let observer = client(&database.url).await;
+    drop(store(&database.url, 1).await);
+    alone(&observer).await;
+    let before = scans(&observer).await;
+    let ours = store(&database.url, 1).await;
+    register(&ours, "etl", 4).await;
+    let (standing, tenure) = owner(&ours).await;
+    for round in 0..10 {
+        if round == 7 {
+            client(&database.url).await.batch_execute(GROWTH).await.unwrap();
+        }
+        schedule(&ours, &tenure, round).await;
+        hear(&ours, &tenure, round).await;
+    }
+    drop(tenure);
+    standing.stop().await;
+    drop((standing, ours));
+    alone(&observer).await;
+    assert_eq!(scans(&observer).await, before);
+}
+
 #[tokio::test]
 async fn a_listing_of_leases_reads_what_it_lists_and_no_more() {
     let database = Postgres::shared().database().await;

@@ -8,7 +8,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::PostgresStore;
 use crate::rows::{self, Cells};
-use crate::session::{CLOSE, SNAPSHOT, Session};
+use crate::session::{CLOSE, SURVEY, Session};
 
 pub(super) struct Listing {
     columns: &'static str,
@@ -134,7 +134,7 @@ async fn page<T>(
         listing.values.iter().map(|(value, of)| (&**value as &(dyn ToSql + Sync), of.clone())).collect();
     let (page_sql, total_sql) = (listing.page_sql(), listing.total_sql());
     let (_, items, total, _) = try_join!(
-        session.batch(SNAPSHOT),
+        session.batch(SURVEY),
         session.rows_once(&page_sql, &values),
         session.rows_once(&total_sql, &values),
         session.batch(CLOSE),
