@@ -154,3 +154,120 @@ impl Wire {
 fn nanos(at: BootTime) -> u64 {
     at.saturating_since(BootTime::since_boot(Duration::ZERO)).as_nanos() as u64
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: nothing waits longer than its bound, and nobody is suspected for being idle. Method: one wire, a clock that
+    //! the test moves.
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use tenure_clock::ManualClock;
+    use tenure_model::{AttemptId, ReportBody, RunKey, TaskNo, TiKey};
+    use tokio::task::JoinHandle;
+    use tonic::transport::Endpoint;
+
+    use super::*;
+
+    struct Bench {
+        wire: Arc<Wire>,
+        clock: ManualClock,
+        said: mpsc::UnboundedReceiver<AgentItem>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let clock = ManualClock::starting_at(Timestamp::UNIX_EPOCH);
+            let (queue, said) = mpsc::unbounded_channel();
+            let channel = Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+            let wire = Wire::new(Uuid::nil(), AgentsClient::new(channel), queue, clock.boottime());
+            Self { wire: Arc::new(wire), clock, said }
+        }
+
+        /// Submits, and gives the number under which it went out.
+        async fn submit(&mut self) -> (u64, JoinHandle<Option<Ack>>) {
+            let attempt = AttemptId(Uuid::from_u128(1));
+            let body = ReportBody::Claim { attempt, ti: TiKey::unmapped(RunKey(1), TaskNo(1)) };
+            let report = Report { node: "n".into(), scope: "s".into(), body };
+            let (wire, clock) = (Arc::clone(&self.wire), self.clock.clone());
+            let submitting = tokio::spawn(async move { wire.submit(&report, &clock).await });
+            match self.said.recv().await {
+                Some(AgentItem::Report(report)) => (report.number, submitting),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn after(&self, seconds: u64) -> Look {
+            self.clock.advance(Duration::from_secs(seconds));
+            self.wire.look(self.clock.boottime())
+        }
+
+        fn hear(&self, message: &ToAgent) {
+            self.wire.hear(self.clock.boottime());
+            self.wire.take_acks(message);
+        }
+    }
+
+    fn accepted(number: u64) -> ToAgent {
+        ToAgent { accepted: vec![number], ..Default::default() }
+    }
+
+    #[tokio::test]
+    async fn a_silent_replica_is_asked_and_then_left_and_its_late_answer_is_ignored() {
+        let mut bench = Bench::new();
+        let (number, submitting) = bench.submit().await;
+        assert_eq!(bench.after(0), Look::Fine);
+        assert_eq!(bench.after(1), Look::Ask);
+        assert!(bench.wire.is_well() && !submitting.is_finished());
+        assert_eq!(bench.after(2), Look::Ask);
+        assert_eq!(submitting.await.unwrap(), None, "whoever waited goes elsewhere");
+        assert!(!bench.wire.is_well());
+        assert!(bench.wire.hear(bench.clock.boottime()), "a sign of life");
+        bench.hear(&accepted(number));
+        assert!(bench.wire.is_well());
+        let (next, submitting) = bench.submit().await;
+        bench.hear(&accepted(number));
+        bench.hear(&accepted(next));
+        assert_eq!(submitting.await.unwrap(), Some(Ack::Accepted));
+    }
+
+    #[tokio::test]
+    async fn the_silence_before_a_report_does_not_count() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.after(4), Look::Fine);
+        let (number, submitting) = bench.submit().await;
+        assert_eq!(bench.after(0), Look::Fine);
+        assert!(bench.wire.is_well());
+        bench.hear(&accepted(number));
+        assert_eq!(submitting.await.unwrap(), Some(Ack::Accepted));
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_lives_but_does_not_answer_is_not_waited_for_without_end() {
+        let mut bench = Bench::new();
+        let (_, submitting) = bench.submit().await;
+        for _ in 0..9 {
+            bench.after(1);
+            bench.hear(&ToAgent::default());
+        }
+        assert!(!submitting.is_finished() && bench.wire.is_well());
+        bench.after(1);
+        assert_eq!(submitting.await.unwrap(), Some(Ack::Retry));
+    }
+
+    #[tokio::test]
+    async fn a_link_without_any_sign_of_life_is_dead_and_lets_go_of_everything() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.after(14), Look::Fine);
+        assert_eq!(bench.after(1), Look::Dead);
+        let (_, submitting) = bench.submit().await;
+        bench.wire.close();
+        assert_eq!(submitting.await.unwrap(), None);
+        let report = ReportBody::Claim {
+            attempt: AttemptId(Uuid::from_u128(2)),
+            ti: TiKey::unmapped(RunKey(1), TaskNo(1)),
+        };
+        let report = Report { node: "n".into(), scope: "s".into(), body: report };
+        assert_eq!(bench.wire.submit(&report, &bench.clock).await, None, "nothing is begun on a closed link");
+    }
+}
