@@ -74,9 +74,8 @@ fn any_replica_takes_any_call_and_runs_go_on_when_their_owner_ends() {
 #[test]
 fn a_new_database_needs_a_token_and_keeps_the_first_one() {
     let cluster = Cluster::new();
-    let refused = cluster.server_command("a", &[]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    let said = text(&refused.stderr);
+    let (code, said) = cluster.refused("first", cluster.server_command("a", &[]));
+    assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("TENURE_BOOTSTRAP_TOKEN") && said.contains("openssl rand -hex 32"), "{said}");
 
     let a = cluster.server("a", &[]);
@@ -102,9 +101,8 @@ fn a_new_database_needs_a_token_and_keeps_the_first_one() {
 fn another_number_of_shards_is_refused_and_reshard_changes_it() {
     let cluster = Cluster::new();
     let a = cluster.server("a", &["--shards", "4"]);
-    let refused = cluster.server_command("b", &["--shards", "6"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    let said = text(&refused.stderr);
+    let (code, said) = cluster.refused("b", cluster.server_command("b", &["--shards", "6"]));
+    assert_eq!(code, Some(1), "{said}");
     let told = "divided into 4 shards, and 6 were asked for";
     assert!(said.contains(told) && said.contains("tenure database reshard --shards 6"), "{said}");
 
@@ -162,9 +160,8 @@ fn a_database_that_is_away_is_waited_for_and_one_that_says_no_is_an_error() {
     a.wait_ready();
 
     let elsewhere = Cluster::on(&postgres.url().replace("/postgres", "/nowhere"));
-    let refused = elsewhere.server_command("a", &[]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("nowhere"), "{}", text(&refused.stderr));
+    let (code, said) = elsewhere.refused("a", elsewhere.server_command("a", &[]));
+    assert!(code == Some(1) && said.contains("nowhere"), "{code:?} {said}");
 }
 
 #[test]
@@ -193,12 +190,11 @@ fn an_outage_of_the_database_is_waited_out_while_health_says_so() {
 fn a_server_without_a_postgres_is_sent_to_tenure_up() {
     let cluster = Cluster::on("unused");
     let mut command = cluster.command();
-    let output = command.args(["server"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("tenure up"), "{}", text(&output.stderr));
-    let output = cluster.server_command("a", &[]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("is no Postgres database"), "{}", text(&output.stderr));
+    command.arg("server");
+    let (code, said) = cluster.refused("a", command);
+    assert!(code == Some(2) && said.contains("tenure up"), "{code:?} {said}");
+    let (code, said) = cluster.refused("b", cluster.server_command("b", &[]));
+    assert!(code == Some(2) && said.contains("is no Postgres database"), "{code:?} {said}");
 }
 
 #[test]

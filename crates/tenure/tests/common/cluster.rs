@@ -82,6 +82,12 @@ impl Cluster {
         Replica { cluster: self, name: name.to_owned(), child: Some(child), url: String::new() }
     }
 
+    /// Runs what must not go on: how it ended, and all that was said.
+    pub fn refused(&self, name: &str, command: Command) -> (Option<i32>, String) {
+        let mut process = self.spawn(name, command);
+        (process.wait_end(), process.log())
+    }
+
     /// A command against this replica.
     pub fn cli(&self, replica: &Replica<'_>, args: &[&str]) -> Output {
         let mut command = self.command();
