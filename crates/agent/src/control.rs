@@ -40,16 +40,21 @@ pub(crate) async fn submit_until_heard(
 pub(crate) struct Backoff<'a> {
     entropy: &'a Entropy,
     next: Duration,
+    longest: Duration,
 }
 
 impl<'a> Backoff<'a> {
     pub fn new(entropy: &'a Entropy) -> Self {
-        Self { entropy, next: FIRST_PAUSE * 2 }
+        Self::up_to(LONGEST_PAUSE, entropy)
+    }
+
+    pub fn up_to(longest: Duration, entropy: &'a Entropy) -> Self {
+        Self { entropy, next: FIRST_PAUSE * 2, longest }
     }
 
     pub async fn pause(&mut self) {
         let least = self.next / 2;
         tokio::time::sleep(least + self.entropy.jitter(least)).await;
-        self.next = (self.next * 2).min(LONGEST_PAUSE);
+        self.next = (self.next * 2).min(self.longest);
     }
 }

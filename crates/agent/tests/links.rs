@@ -4,6 +4,8 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use common::cluster::{Ledger, Linked, Mood, Replica, TOKEN, links, starts, state_of};
 use common::{Bench, eventually};
@@ -288,6 +290,20 @@ async fn replicas_that_others_tell_of_are_linked_too() {
     a.peers.send_replace(vec![]);
     let forgotten = || linked.links.states().borrow().len() == 1;
     eventually("a replica that is gone for good is forgotten", forgotten).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_another_one_tells_of_is_tried_at_once() {
+    let cluster = Cluster::of(&["a", "b"]).await;
+    let [a, b] = &cluster.replicas[..] else { unreachable!() };
+    b.open.store(false, Ordering::Release);
+    let linked = Linked::start(&cluster.bench, &[a.url(), b.url()]).await;
+    a.linked().await;
+    state_of(&linked.links, &b.url(), |state| matches!(state, LinkState::Down(_))).await;
+    b.open.store(true, Ordering::Release);
+    a.peers.send_replace(vec![b.url()]);
+    // By itself it would be tried again after five seconds at the earliest.
+    tokio::time::timeout(Duration::from_secs(4), b.linked()).await.expect("it is linked at once");
 }
 
 #[tokio::test]

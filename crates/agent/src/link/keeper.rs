@@ -9,7 +9,7 @@ use tenure_agent_proto::{
     AgentItem, AgentsClient, LARGEST_MESSAGE, PROTOCOL, REPLICA_KEY, Why, batches, wire as messages,
 };
 use tenure_model::{Assignment, AttemptId};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
 use tonic::{Request, Status, Streaming};
@@ -25,6 +25,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 const WELCOME_WITHIN: Duration = Duration::from_secs(5);
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// A replica that is back should not be without its nodes for long, and a refused connection costs little.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// What somebody has to mend is not tried again more often.
 const PAUSE_FOR_SOMEBODY: Duration = Duration::from_secs(5);
 /// An address that leads where another one leads already is of use when that one breaks.
@@ -59,13 +61,23 @@ impl fmt::Display for Server {
     }
 }
 
-/// Begins to keep a link to this address, if there is none.
+/// Begins to keep a link to this address. If it is kept already and down, it is tried at once: somebody has just heard of
+/// the replica.
 pub(super) fn add(shared: &Arc<Shared>, worker: &Arc<dyn Worker>, server: Server, configured: bool) {
-    if !shared.closing.is_cancelled() && lock(&shared.servers).insert(server.clone()) {
-        let keeper = Keeper { shared: Arc::clone(shared), worker: Arc::clone(worker), server, configured };
-        let closing = shared.closing.clone();
-        shared.tasks.spawn(async move { closing.run_until_cancelled(keeper.keep()).await });
+    let mut servers = lock(&shared.servers);
+    if let Some(try_now) = servers.get(&server) {
+        return try_now.notify_one();
     }
+    if shared.closing.is_cancelled() {
+        return;
+    }
+    let try_now = Arc::new(Notify::new());
+    servers.insert(server.clone(), Arc::clone(&try_now));
+    drop(servers);
+    let (shared, worker) = (Arc::clone(shared), Arc::clone(worker));
+    let (closing, tasks) = (shared.closing.clone(), shared.tasks.clone());
+    let keeper = Keeper { shared, worker, server, configured, try_now };
+    tasks.spawn(async move { closing.run_until_cancelled(keeper.keep()).await });
 }
 
 struct Keeper {
@@ -74,6 +86,7 @@ struct Keeper {
     server: Server,
     /// Somebody has named this address; others are forgotten when no replica names them any more.
     configured: bool,
+    try_now: Arc<Notify>,
 }
 
 /// Why a connection is over.
@@ -88,11 +101,12 @@ enum Over {
 
 impl Keeper {
     async fn keep(&self) {
-        let mut backoff = Backoff::new(&self.shared.entropy);
+        let begin = || Backoff::up_to(LONGEST_PAUSE, &self.shared.entropy);
+        let mut backoff = begin();
         loop {
             let trouble = match self.connect().await {
                 Over::Lost(trouble) => {
-                    backoff = Backoff::new(&self.shared.entropy);
+                    backoff = begin();
                     trouble
                 }
                 Over::Failed(trouble) => trouble,
@@ -109,11 +123,17 @@ impl Keeper {
                 self.shared.states.send_modify(|states| drop(states.remove(&self.server)));
                 return;
             }
-            if needs_somebody {
-                let pause = PAUSE_FOR_SOMEBODY + self.shared.entropy.jitter(PAUSE_FOR_SOMEBODY);
-                tokio::time::sleep(pause).await;
-            } else {
-                backoff.pause().await;
+            let pause = async {
+                if needs_somebody {
+                    let more = self.shared.entropy.jitter(PAUSE_FOR_SOMEBODY);
+                    tokio::time::sleep(PAUSE_FOR_SOMEBODY + more).await;
+                } else {
+                    backoff.pause().await;
+                }
+            };
+            tokio::select! {
+                () = pause => {}
+                () = self.try_now.notified() => {}
             }
         }
     }

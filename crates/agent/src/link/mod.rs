@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_clock::{Clock, Entropy};
 use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, Report, Resources};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -106,7 +106,8 @@ struct Shared {
     usable: watch::Sender<u64>,
     /// What is reached already: two addresses may lead to one replica.
     reached: Mutex<HashSet<Uuid>>,
-    servers: Mutex<HashSet<Server>>,
+    /// What is being kept, and a way to say «try now».
+    servers: Mutex<HashMap<Server, Arc<Notify>>>,
     states: watch::Sender<BTreeMap<Server, LinkState>>,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -230,8 +231,12 @@ impl Shared {
     }
 
     fn set_state(&self, server: &Server, state: LinkState) {
-        self.states.send_modify(|states| {
-            states.insert(server.clone(), state);
+        self.states.send_if_modified(|states| {
+            let is_news = states.get(server) != Some(&state);
+            if is_news {
+                states.insert(server.clone(), state);
+            }
+            is_news
         });
     }
 }

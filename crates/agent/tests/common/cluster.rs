@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -95,6 +96,8 @@ pub struct Replica {
     pub logs: Arc<InMemory>,
     pub peers: watch::Sender<Vec<String>>,
     pub wire: Wire,
+    /// Whether the right token opens it.
+    pub open: Arc<AtomicBool>,
     mood: Arc<Mutex<Mood>>,
 }
 
@@ -112,12 +115,15 @@ impl Replica {
         });
         let mood = Arc::new(Mutex::default());
         let desk = Desk { name: name.into(), ledger: ledger.clone(), mood: Arc::clone(&mood) };
-        let router = fleet.router(Gate { sink: Arc::new(desk), admits: Arc::new(|token| token == TOKEN) });
+        let open = Arc::new(AtomicBool::new(true));
+        let is_open = Arc::clone(&open);
+        let admits = Arc::new(move |token: &str| token == TOKEN && is_open.load(Ordering::Acquire));
+        let router = fleet.router(Gate { sink: Arc::new(desk), admits });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         tokio::spawn(tenure_api::serve(listener, router, CancellationToken::new()));
         let wire = Wire::to(address).await;
-        Self { fleet, logs: logs.clone(), peers: peers.0, wire, mood }
+        Self { fleet, logs: logs.clone(), peers: peers.0, wire, open, mood }
     }
 
     pub fn be(&self, mood: Mood) {
