@@ -168,11 +168,11 @@ impl Nemesis<'_> {
             Scenario::LoseAgent => self.freeze_agent(name, HIDDEN),
             Scenario::HideAgents => self.hide_agents(),
             Scenario::RestartPostgres => self.restart_postgres(),
-            Scenario::CutDatabase => self.break_database(name, Wire::Cut, LONGER_THAN_A_LEASE, true),
-            Scenario::SilenceDatabase => self.break_database(name, Wire::Silent, LONGER_THAN_A_LEASE, true),
-            Scenario::SwallowReplies => self.break_database(name, Wire::Mute, LEASE / 2, false),
+            Scenario::CutDatabase => self.break_database(name, Wire::Cut, self.cut_off()),
+            Scenario::SilenceDatabase => self.break_database(name, Wire::Silent, self.cut_off()),
+            Scenario::SwallowReplies => self.break_database(name, Wire::Mute, LEASE / 2),
             Scenario::SlowDatabase => {
-                self.break_database(name, Wire::Slow(Duration::from_millis(150)), LEASE, false)
+                self.break_database(name, Wire::Slow(Duration::from_millis(150)), LEASE)
             }
             Scenario::SameName => self.same_name()?,
             Scenario::CutEtcd => self.break_etcd(name, Wire::Cut),
@@ -304,8 +304,14 @@ impl Nemesis<'_> {
         self.over(Scenario::RestartPostgres.name(), wound);
     }
 
-    fn break_database(&mut self, scenario: &str, wire: Wire, for_: Duration, deposes: bool) {
-        let (at, hit) = self.an_owner(deposes);
+    /// Leases that are kept elsewhere live on while their holder cannot work: it has to give them up by itself, which
+    /// only shows when there is time for it.
+    fn cut_off(&self) -> Duration {
+        if self.cluster.etcd.is_some() { AFTER_EXPIRY + LEASE } else { LONGER_THAN_A_LEASE }
+    }
+
+    fn break_database(&mut self, scenario: &str, wire: Wire, for_: Duration) {
+        let (at, hit) = self.an_owner(false);
         let wound = self.wound(self.name_of(at), vec![], hit, AFTER_EXPIRY);
         self.cluster.replicas[at].database.set(wire);
         self.rest(for_);
