@@ -128,7 +128,7 @@ impl Agents {
         Ok(agents)
     }
 
-    /// Ends that were acknowledged.
+    /// Ends that were answered for good.
     pub fn ended(&self) -> u64 {
         self.seen.ended.load(Ordering::Relaxed)
     }

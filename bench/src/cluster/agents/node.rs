@@ -182,7 +182,10 @@ impl Node {
                 self.held.remove(&attempt);
                 self.seen.ended.fetch_add(1, Ordering::Relaxed);
             }
-            (Ack::Superseded, _) => {
+            // An end that was taken in before, by a replica that died with its answer; or a claim that came too late.
+            (Ack::Superseded, phase) => {
+                let ended = u64::from(matches!(phase, Phase::Ended(_)));
+                self.seen.ended.fetch_add(ended, Ordering::Relaxed);
                 self.held.remove(&attempt);
                 self.seen.superseded.fetch_add(1, Ordering::Relaxed);
             }
