@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::Value;
 use tenure_dispatch::{Binding, Place};
-use tenure_model::{AttemptId, NodeId, RunKey, TaskEvent, TaskNo, TiKey};
+use tenure_model::{AttemptId, NodeId, RunKey, TaskNo, TiKey};
 use tenure_planner::{Changes, RunPlan, RunStep, Step};
 use tenure_store::{AuditEntry, Pass, RunChange, StateChange, TiChange, TryRecord};
 
@@ -111,31 +111,12 @@ fn step_entry(step: &Step, plan: &RunPlan) -> AuditEntry {
     AuditEntry {
         task: Some(plan.task_id(step.task).clone()),
         map_index: None,
-        event: event_name(step.event).into(),
+        event: step.event.past_tense().into(),
         from: step.from.to_string(),
         to: step.to.to_string(),
         try_number: (step.try_number > 0).then_some(step.try_number),
         attempt: step.attempt,
         node: step.node.clone(),
         reason: step.reason.clone(),
-    }
-}
-
-fn event_name(event: TaskEvent) -> &'static str {
-    match event {
-        TaskEvent::DependenciesMet => "scheduled",
-        TaskEvent::CompleteEmpty => "completed",
-        TaskEvent::Skip | TaskEvent::SkipItself => "skipped",
-        TaskEvent::UpstreamFail => "upstream_failed",
-        TaskEvent::Remove => "removed",
-        TaskEvent::RunEnded => "run_ended",
-        TaskEvent::Bind => "bound",
-        TaskEvent::Claim => "claimed",
-        TaskEvent::Withdraw => "withdrawn",
-        TaskEvent::Succeed => "succeeded",
-        TaskEvent::Fail { .. } => "failed",
-        TaskEvent::RetryDue => "retried",
-        TaskEvent::Clear => "cleared",
-        TaskEvent::Mark(_) => "marked",
     }
 }

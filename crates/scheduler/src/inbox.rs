@@ -35,6 +35,8 @@ pub(crate) struct Mail {
 #[derive(Debug)]
 pub(crate) struct Envelope {
     pub report: Report,
+    /// Memory spoke against it, and the database has been asked since.
+    pub checked: bool,
     answer: oneshot::Sender<Ack>,
 }
 
@@ -58,7 +60,7 @@ impl ReportInbox {
     /// The answer after the commit that used the report; `None`: no owner has used it.
     pub async fn submit(&self, report: Report) -> Option<Ack> {
         let (answer, ack) = oneshot::channel();
-        self.put(|mail| mail.reports.push(Envelope { report, answer }));
+        self.put(|mail| mail.reports.push(Envelope { report, checked: false, answer }));
         ack.await.ok()
     }
 

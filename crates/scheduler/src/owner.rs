@@ -19,7 +19,7 @@ use tenure_store::{
 use tokio::sync::watch;
 
 use crate::dags::{DagBook, DagNo, SchedulePlan};
-use crate::inbox::ReportInbox;
+use crate::inbox::{Envelope, ReportInbox};
 use crate::ledger::{Ledger, Limit, Wish, request};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::ready::{Candidate, ReadyQueue};
@@ -96,6 +96,8 @@ pub(crate) struct ShardOwner {
     pub(crate) unreadable: BTreeMap<RunKey, String>,
     /// Runs that reports were about and that belong to another shard.
     pub(crate) elsewhere: BTreeSet<RunKey>,
+    /// Reports that memory speaks against, for the next pass: by then their runs have been read again.
+    pub(crate) doubted: Vec<Envelope>,
     pub(crate) trades: Trades,
     pub(crate) watch: NodeWatch,
     /// Nodes that came or went since the last look.
@@ -189,6 +191,7 @@ impl ShardOwner {
             reoffer: vec![],
             unreadable: BTreeMap::new(),
             elsewhere: BTreeSet::new(),
+            doubted: vec![],
             trades: Trades::default(),
             watch: NodeWatch::since(boottime),
             links,

@@ -52,7 +52,8 @@ impl ShardOwner {
         let mut report = PassReport { whole: !self.carried.cautious, ..PassReport::default() };
         let mut builder = PassBuilder::new(now, &self.deps.config.actor);
 
-        let mail = self.inbox.drain();
+        let mut mail = self.inbox.drain();
+        mail.reports.splice(0..0, std::mem::take(&mut self.doubted));
         if look {
             report.again |= self.attend(&mut builder, now).await?;
         }
@@ -60,6 +61,7 @@ impl ShardOwner {
         self.load_stale(now).await?;
         report.again |= !self.stale.is_empty();
         let answers = self.apply_reports(mail.reports, &mut builder, now);
+        report.again |= !self.doubted.is_empty();
         for inventory in mail.inventories {
             self.compare_inventory(inventory, &mut builder, now).await?;
         }

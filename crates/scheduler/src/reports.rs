@@ -33,16 +33,24 @@ impl ShardOwner {
         now: Timestamp,
     ) -> Vec<Answer> {
         let elsewhere = std::mem::take(&mut self.elsewhere);
-        envelopes
-            .into_iter()
-            // Dropped: whoever waits writes it to the database itself.
-            .filter(|envelope| !elsewhere.contains(&envelope.report.body.ti().run))
-            .map(|envelope| {
-                let ack = self.apply_report(&envelope.report.body, builder, now);
-                let run = envelope.report.body.ti().run;
-                Answer { envelope, ack, run }
-            })
-            .collect()
+        let mut answers = vec![];
+        for mut envelope in envelopes {
+            let run = envelope.report.body.ti().run;
+            if elsewhere.contains(&run) {
+                continue; // dropped: whoever waits writes it to the database itself
+            }
+            let ack = self.apply_report(&envelope.report.body, builder, now);
+            if ack == Ack::Superseded && !envelope.checked {
+                // Another replica may have recorded what this cache has not seen yet, the claim of an end for one.
+                // An agent forgets what is superseded, so the database has to say so.
+                envelope.checked = true;
+                self.stale.insert(run);
+                self.doubted.push(envelope);
+                continue;
+            }
+            answers.push(Answer { envelope, ack, run });
+        }
+        answers
     }
 
     fn apply_report(&mut self, report: &ReportBody, builder: &mut PassBuilder, now: Timestamp) -> Ack {

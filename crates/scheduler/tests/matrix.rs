@@ -11,10 +11,10 @@ use jiff::Timestamp;
 use rig::{Options, Rig, exec, failed, wait, whole_second};
 use tenure_clock::Entropy;
 use tenure_dispatch::PoolSize;
-use tenure_model::{Ack, DagSpec, Outcome, RunState, Schedule, TaskSpec, TaskState, TenantId};
+use tenure_model::{Ack, DagSpec, Outcome, ReportBody, RunState, Schedule, TaskSpec, TaskState, TenantId};
 use tenure_planner::RunPlan;
 use tenure_scheduler::OwnerConfig;
-use tenure_store::RunQuery;
+use tenure_store::{IntentStore, RunQuery};
 use tenure_store_postgres::{PostgresOptions, PostgresStore};
 use tenure_testkit::{Postgres, TestDatabase};
 use tokio_postgres::{Client, NoTls};
@@ -30,6 +30,12 @@ impl Bench {
         let options = PostgresOptions::default();
         let store = PostgresStore::connect(&database.url, options, &Entropy::from_os()).await.unwrap();
         Self { rig: Rig::on(Arc::new(store), 1).await, database }
+    }
+
+    /// The same database, as another process knows it.
+    async fn another_process(&self) -> PostgresStore {
+        let options = PostgresOptions::default();
+        PostgresStore::connect(&self.database.url, options, &Entropy::from_os()).await.unwrap()
     }
 
     /// A connection of the test's own.
@@ -328,4 +334,23 @@ async fn row_9_two_owners_of_one_shard_make_one_execution_of_each_attempt() {
     attempts.sort();
     attempts.dedup();
     assert_eq!((all, attempts.len()), (20, 20), "one claim for each task, one for each attempt");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_counts_although_the_owner_has_not_heard_yet_that_another_process_took_the_claim() {
+    let bench = Bench::new().await;
+    let rig = &bench.rig;
+    let elsewhere = bench.another_process().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    for number in 0..40 {
+        let run = format!("r{number}");
+        rig.trigger("d", &run).await;
+        let a = owner.next().await;
+        let claim = rig::report(&a, ReportBody::Claim { attempt: a.attempt, ti: a.ti });
+        assert_eq!(elsewhere.record_reports(&[claim], rig.clock.now()).await.unwrap(), [Ack::Accepted]);
+        // The wake is still on its way, more often than not.
+        assert_eq!(owner.end(&a, Outcome::Success).await, Ack::Accepted, "{run}");
+        assert_eq!(rig.wait_end("d", &run).await.state, RunState::Success);
+    }
 }

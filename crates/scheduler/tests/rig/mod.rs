@@ -491,7 +491,11 @@ pub async fn end_through(desk: &ReportDesk, assignment: &Assignment, outcome: Ou
     say(desk, assignment, ReportBody::End { attempt, ti, outcome, ended_at, result: None }).await
 }
 
+pub fn report(assignment: &Assignment, body: ReportBody) -> Report {
+    Report { node: assignment.node.clone(), scope: assignment.scope.clone(), body }
+}
+
 async fn say(desk: &ReportDesk, assignment: &Assignment, body: ReportBody) -> Ack {
-    let report = Report { node: assignment.node.clone(), scope: assignment.scope.clone(), body };
-    tokio::time::timeout(PATIENCE, desk.submit(report)).await.expect("an answer within the time")
+    let said = desk.submit(report(assignment, body));
+    tokio::time::timeout(PATIENCE, said).await.expect("an answer within the time")
 }
