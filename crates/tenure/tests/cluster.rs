@@ -4,10 +4,15 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN, wait_split};
 use common::{text, wait_until};
 use serde_json::json;
+use tenure_clock::Entropy;
+use tenure_model::NodeId;
+use tenure_store::SchedulingStore;
+use tenure_store_postgres::{PostgresOptions, PostgresStore};
 use tenure_testkit::{Etcd, Postgres, Settings};
 
 const SHARDS: usize = 8;
@@ -43,6 +48,43 @@ fn three_servers_share_eight_shards_out_and_take_over_from_each_other() {
     wait_split(&[(&a, SHARDS)]);
     let said = cluster.ok(&a, &["health"]);
     assert!(said.contains("owns 8 of 8 shards"), "{said}");
+}
+
+#[test]
+fn a_standby_of_a_single_leader_is_ready_and_says_that_it_owns_nothing() {
+    let cluster = Cluster::new();
+    let leader = cluster.server("leader", &["--shards", "1"]);
+    wait_split(&[(&leader, 1)]);
+    let standby = cluster.server("standby", &[]);
+    let said = wait_until("it to know the leader", PATIENCE, || {
+        let said = cluster.ok(&standby, &["health"]);
+        said.contains(&leader.url).then_some(said)
+    });
+    let said = said.unwrap_or_else(|| cluster.ok(&standby, &["health"]));
+    assert!(said.contains("owns none of 1 shard: stands by") && said.contains(&leader.url), "{said}");
+    leader.kill();
+    wait_split(&[(&standby, 1)]);
+}
+
+#[test]
+fn up_tells_the_replicas_beside_it_that_its_node_is_there() {
+    let cluster = Cluster::new();
+    let mut command = cluster.command();
+    command.args(["up", "--listen", "127.0.0.1:0", "--data", "up", "--database-url", &cluster.database_url]);
+    let mut up = cluster.spawn("up", command);
+    up.wait_ready();
+    let node = NodeId::new(std::fs::read_to_string(cluster.path("up").join("node")).unwrap().trim());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let options = PostgresOptions::default();
+        let store =
+            PostgresStore::connect(&cluster.database_url, options, &Entropy::from_os()).await.unwrap();
+        let here = || async {
+            let present = store.present(std::slice::from_ref(&node), Duration::from_secs(60)).await.unwrap();
+            (present == [node.clone()]).then_some(())
+        };
+        tenure_testkit::wait_for("its node", PATIENCE, here).await;
+    });
 }
 
 #[test]

@@ -23,7 +23,7 @@ use axum::Router;
 use object_store::ObjectStore;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tenure_api::{ApiState, ImportError, TokenDigest};
+use tenure_api::{ApiState, ImportError, ServeLimits, TokenDigest};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::{DispatchMetrics, EnvSecrets, Executor, PoolSize};
 use tenure_lease::{Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Session};
@@ -50,6 +50,8 @@ pub use signals::stop_signal;
 /// Handing everything over takes a pass and a few round trips. A database that is away must not keep a process that
 /// was told to end.
 const STOP_WITHIN: Duration = Duration::from_secs(30);
+/// An agent keeps one open for as long as it lives, and clients need some as well.
+const CONNECTIONS: usize = 4096;
 /// Wrong usage, as everywhere on the command line.
 const USAGE: u8 = 2;
 
@@ -222,7 +224,9 @@ impl Replica {
         };
         let shutdown = CancellationToken::new();
         let router = tenure_api::router(state).merge(more);
-        Front { task: tokio::spawn(tenure_api::serve(listener, router, shutdown.clone())), shutdown }
+        let limits = ServeLimits { connections: CONNECTIONS, ..ServeLimits::default() };
+        let serving = tenure_api::serve_within(limits, listener, router, shutdown.clone());
+        Front { task: tokio::spawn(serving), shutdown }
     }
 
     /// Gives every shard to others, while everything else goes on. Bounded: what cannot be given back in time runs out.
