@@ -23,7 +23,7 @@ pub use nemesis::Scenario;
 
 use crate::checker::{self, Verdict};
 use crate::history::{Fault, History, Limits, Schedule};
-use crate::task;
+use crate::{mutations, task};
 use cluster::{Cluster, SILENCE};
 use load::Database;
 use nemesis::Nemesis;
@@ -104,7 +104,10 @@ fn judge(history: &History, verdict: &Verdict, surprises: &[String]) -> bool {
         return false;
     }
     let (tried, missed) = report::blind_spots(history);
-    println!("self-test: this history broken in {tried} ways, {} of them unnoticed {missed:?}", missed.len());
+    let (all, unnoticed) = (mutations::ALL.len(), missed.len());
+    println!(
+        "self-test: this history broken in {tried} of {all} ways, {unnoticed} of them unnoticed {missed:?}"
+    );
     println!("\nverdict: every promise was kept");
     missed.is_empty()
 }
