@@ -32,6 +32,13 @@ CREATE INDEX runs_of_dag ON runs (tenant, dag_id, key);
 -- table ends up as big as with full pages, because rows that move leave holes behind.
 ALTER TABLE task_instances SET (fillfactor = 30);
 
+-- What a pass says of a run is text of some kilobytes. Where the server has lz4, that costs a fifth of the time.
+DO $$ BEGIN
+    ALTER TABLE audit ALTER COLUMN entries SET COMPRESSION lz4;
+EXCEPTION WHEN feature_not_supported THEN
+    NULL;
+END $$;
+
 -- Vacuum early and a little at a time: a fifth of ten million rows is a long time to wait, and a vacuum that
 -- comes often finds most pages untouched since the last one. Rows that are only inserted are frozen as they
 -- come, not all at once in a year.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tenure_model::{NodeId, RunKey, TaskInstance, TiKey};
 use tenure_store::{AuditEntry, StateChange, StoreError, TiChange, TryRecord};
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use crate::rows::{self, Cells};
@@ -29,19 +30,32 @@ pub(crate) const UPDATE_RUNS: &str = "UPDATE runs r SET revision = r.revision + 
         AND r.shard = coalesce($8, r.shard)
     RETURNING r.key";
 
-pub(crate) const UPDATE_TIS: &str = "WITH updated AS (
-        UPDATE task_instances t SET state = c.state, try_number = c.try_number, max_tries = c.max_tries,
+/// The arrays are unrolled side by side in a select list: in a FROM clause, each of the fifteen would first be
+/// written to a store of its own, which costs as much as finding the row.
+macro_rules! update_tis {
+    () => {
+        "UPDATE task_instances t SET state = c.state, try_number = c.try_number, max_tries = c.max_tries,
             attempt = c.attempt, node = c.node, scheduled_at = c.scheduled_at, queued_at = c.queued_at,
             started_at = c.started_at, ended_at = c.ended_at, reason = c.reason
-        FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::uuid[], $6::text[],
-            $7::integer[], $8::integer[], $9::uuid[], $10::text[], $11::timestamptz[], $12::timestamptz[],
-            $13::timestamptz[], $14::timestamptz[], $15::text[])
-            AS c(run, task_no, map_index, from_state, from_attempt, state, try_number, max_tries, attempt, node,
-                scheduled_at, queued_at, started_at, ended_at, reason)
+        FROM (SELECT unnest($1::bigint[]) AS run, unnest($2::integer[]) AS task_no,
+                unnest($3::integer[]) AS map_index, unnest($4::text[]) AS from_state,
+                unnest($5::uuid[]) AS from_attempt, unnest($6::text[]) AS state,
+                unnest($7::integer[]) AS try_number, unnest($8::integer[]) AS max_tries,
+                unnest($9::uuid[]) AS attempt, unnest($10::text[]) AS node,
+                unnest($11::timestamptz[]) AS scheduled_at, unnest($12::timestamptz[]) AS queued_at,
+                unnest($13::timestamptz[]) AS started_at, unnest($14::timestamptz[]) AS ended_at,
+                unnest($15::text[]) AS reason) AS c
         WHERE t.run = c.run AND t.task_no = c.task_no AND t.map_index = c.map_index
-            AND t.state = c.from_state AND t.attempt IS NOT DISTINCT FROM c.from_attempt
-        RETURNING t.run
-    ) SELECT run, count(*) FROM updated GROUP BY run";
+            AND t.state = c.from_state AND t.attempt IS NOT DISTINCT FROM c.from_attempt"
+    };
+}
+pub(crate) const UPDATE_TIS: &str = update_tis!();
+/// The same, and how many rows of each run were as expected: for whoever has to find the one that was not.
+pub(crate) const UPDATE_AND_COUNT_TIS: &str = concat!(
+    "WITH updated AS (",
+    update_tis!(),
+    " RETURNING t.run) SELECT run, count(*) FROM updated GROUP BY run"
+);
 
 pub(crate) const INSERT_TRIES: &str = "INSERT INTO tries (run, task_no, map_index, tenant, task_id, state,
         try_number, max_tries, attempt, node, scheduled_at, queued_at, started_at, ended_at, reason)
@@ -174,40 +188,51 @@ impl TiColumns {
         self.from_states.is_empty()
     }
 
-    /// How many rows of each run were as expected.
-    pub(crate) async fn update(&self, session: &Session) -> Result<Vec<Row>, StoreError> {
-        if self.is_empty() {
-            return Ok(vec![]);
-        }
-        let to = &self.to;
-        session
-            .rows(
-                UPDATE_TIS,
-                &[
-                    &to.runs,
-                    &to.tasks,
-                    &to.map_indexes,
-                    &self.from_states,
-                    &self.from_attempts,
-                    &to.states,
-                    &to.try_numbers,
-                    &to.max_tries,
-                    &to.attempts,
-                    &to.nodes,
-                    &to.scheduled,
-                    &to.queued,
-                    &to.started,
-                    &to.ended,
-                    &to.reasons,
-                ],
-            )
-            .await
+    pub(crate) fn len(&self) -> usize {
+        self.from_states.len()
     }
-}
 
-pub(crate) fn updated_tis(rows: &[Row]) -> Result<HashMap<RunKey, usize>, StoreError> {
-    let count = |cells: &mut Cells<'_>| Ok((RunKey(cells.take()?), cells.take::<i64>()? as usize));
-    Ok(rows::all(rows, count)?.into_iter().collect())
+    /// How many rows were as expected.
+    pub(crate) async fn update(&self, session: &Session) -> Result<usize, StoreError> {
+        if self.is_empty() {
+            return Ok(0);
+        }
+        Ok(session.execute(UPDATE_TIS, &self.params()).await? as usize)
+    }
+
+    /// How many rows of each run were as expected.
+    pub(crate) async fn update_and_count(
+        &self,
+        session: &Session,
+    ) -> Result<HashMap<RunKey, usize>, StoreError> {
+        if self.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let rows = session.rows(UPDATE_AND_COUNT_TIS, &self.params()).await?;
+        let count = |cells: &mut Cells<'_>| Ok((RunKey(cells.take()?), cells.take::<i64>()? as usize));
+        Ok(rows::all(&rows, count)?.into_iter().collect())
+    }
+
+    fn params(&self) -> [&(dyn ToSql + Sync); 15] {
+        let to = &self.to;
+        [
+            &to.runs,
+            &to.tasks,
+            &to.map_indexes,
+            &self.from_states,
+            &self.from_attempts,
+            &to.states,
+            &to.try_numbers,
+            &to.max_tries,
+            &to.attempts,
+            &to.nodes,
+            &to.scheduled,
+            &to.queued,
+            &to.started,
+            &to.ended,
+            &to.reasons,
+        ]
+    }
 }
 
 #[derive(Default)]

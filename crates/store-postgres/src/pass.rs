@@ -4,9 +4,10 @@
 //! looked; the answers are compared, and COMMIT follows: two round trips, whatever the size. Where a run's
 //! revision or one of its rows was not as expected, the transaction is rolled back and sent again without
 //! that run. That is simpler than a savepoint for each run and costs nothing while there is no conflict,
-//! which is nearly always. Each round leaves out at least one run, so the rounds end.
+//! which is nearly always. Each round leaves out at least one run, but for one that finds out which, so the
+//! rounds end.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use deadpool_postgres::Pool;
 use futures::try_join;
@@ -83,9 +84,9 @@ impl PostgresStore {
         pass: &Pass,
     ) -> Result<Committed, StoreError> {
         let shard = self.guarded_shard(guard)?;
-        let mut conflicts = HashSet::new();
+        let (mut conflicts, mut tally) = (HashSet::new(), Tally::Total);
         loop {
-            let round = Round::of(pass, &conflicts, guard, shard);
+            let round = Round::of(pass, &conflicts, guard, shard, tally);
             let session = Session::borrow(&self.pool, DOING).await?;
             let outcome = round.write(self, &session).await;
             match outcome {
@@ -97,6 +98,10 @@ impl PostgresStore {
                 Ok(Written::Conflicts(more)) => {
                     session.roll_back().await?;
                     conflicts.extend(more);
+                }
+                Ok(Written::Unclear) => {
+                    session.roll_back().await?;
+                    tally = Tally::ByRun;
                 }
                 Err(error) => return session.finish(Err(error)).await,
             }
@@ -127,6 +132,22 @@ enum Written {
     Whole(Vec<NewRunOutcome>),
     /// Not to be committed: these runs were not as expected.
     Conflicts(Vec<RunKey>),
+    /// Not to be committed: some task instance was not as expected, of some run.
+    Unclear,
+}
+
+/// How task instances that were as expected are counted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Tally {
+    /// All in all, which costs nothing. Where a run's revision is as expected, so are its task instances.
+    Total,
+    ByRun,
+}
+
+/// Task instances that were as expected.
+enum AsExpected {
+    Total(usize),
+    ByRun(HashMap<RunKey, usize>),
 }
 
 /// One attempt at a pass, without the runs that are known to conflict.
@@ -134,6 +155,7 @@ struct Round<'a> {
     pass: &'a Pass,
     guard: &'a EpochGuard<'a>,
     shard: i32,
+    tally: Tally,
     changes: Vec<&'a RunChange>,
     runs: RunColumns,
     tis: TiColumns,
@@ -143,7 +165,13 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    fn of(pass: &'a Pass, without: &HashSet<RunKey>, guard: &'a EpochGuard<'a>, shard: ShardId) -> Self {
+    fn of(
+        pass: &'a Pass,
+        without: &HashSet<RunKey>,
+        guard: &'a EpochGuard<'a>,
+        shard: ShardId,
+        tally: Tally,
+    ) -> Self {
         let mut changes: Vec<&RunChange> =
             pass.runs.iter().filter(|change| !without.contains(&change.run)).collect();
         changes.sort_by_key(|change| change.run);
@@ -159,7 +187,7 @@ impl<'a> Round<'a> {
         rows.into_iter().for_each(|change| tis.push(change));
         let tries = TryColumns::of(changes.iter().flat_map(|change| &change.past_tries));
         let results = ResultColumns::of(changes.iter().flat_map(|change| &change.results));
-        Self { pass, guard, shard: i32::from(shard.0), changes, runs, tis, tries, results, audit }
+        Self { pass, guard, shard: i32::from(shard.0), tally, changes, runs, tis, tries, results, audit }
     }
 
     async fn write(&self, store: &PostgresStore, session: &Session) -> Result<Written, StoreError> {
@@ -171,7 +199,7 @@ impl<'a> Round<'a> {
             session.batch(READ_WRITE),
             session.rows(FENCE, &fence),
             self.runs.update(session, Some(self.shard), self.pass.at),
-            self.tis.update(session),
+            self.move_tis(session),
             self.tries.insert(session),
             self.results.put(session),
             self.audit.insert(session, &author),
@@ -185,6 +213,9 @@ impl<'a> Round<'a> {
             self.check_shard(session, &conflicts).await?;
             return Ok(Written::Conflicts(conflicts));
         }
+        if matches!(tis, AsExpected::Total(count) if count != self.tis.len()) {
+            return Ok(Written::Unclear);
+        }
         Ok(Written::Whole(self.outcomes(&created)?))
     }
 
@@ -193,7 +224,8 @@ impl<'a> Round<'a> {
         let sent = [
             (FENCE, true),
             (batch::UPDATE_RUNS, !self.runs.is_empty()),
-            (batch::UPDATE_TIS, !self.tis.is_empty()),
+            (batch::UPDATE_TIS, !self.tis.is_empty() && self.tally == Tally::Total),
+            (batch::UPDATE_AND_COUNT_TIS, !self.tis.is_empty() && self.tally == Tally::ByRun),
             (batch::INSERT_TRIES, !self.tries.is_empty()),
             (batch::PUT_RESULTS, !self.results.is_empty()),
             (batch::INSERT_AUDIT, !self.audit.is_empty()),
@@ -213,14 +245,22 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Runs that were left alone, and runs of which a row was.
-    fn conflicts(&self, runs: &[Row], tis: &[Row]) -> Result<Vec<RunKey>, StoreError> {
+    async fn move_tis(&self, session: &Session) -> Result<AsExpected, StoreError> {
+        match self.tally {
+            Tally::Total => self.tis.update(session).await.map(AsExpected::Total),
+            Tally::ByRun => self.tis.update_and_count(session).await.map(AsExpected::ByRun),
+        }
+    }
+
+    /// Runs that were left alone, and runs of which a row was, as far as that was counted.
+    fn conflicts(&self, runs: &[Row], tis: &AsExpected) -> Result<Vec<RunKey>, StoreError> {
         let runs: HashSet<i64> = rows::all(runs, |cells| cells.take())?.into_iter().collect();
-        let tis = batch::updated_tis(tis)?;
-        let as_expected = |change: &RunChange| {
-            let rows = tis.get(&change.run).copied().unwrap_or(0);
-            runs.contains(&change.run.0) && rows == change.tis.len()
+        let rows_of = |change: &RunChange| match tis {
+            AsExpected::Total(_) => change.tis.len(),
+            AsExpected::ByRun(counts) => counts.get(&change.run).copied().unwrap_or(0),
         };
+        let as_expected =
+            |change: &RunChange| runs.contains(&change.run.0) && rows_of(change) == change.tis.len();
         Ok(self.changes.iter().filter(|change| !as_expected(change)).map(|change| change.run).collect())
     }
 

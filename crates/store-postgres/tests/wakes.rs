@@ -41,7 +41,7 @@ async fn an_intent_wakes_the_shards_it_concerns_and_no_others() {
     for dag in &dags {
         register(&ours, dag, 1).await;
     }
-    // Once a wake has come across, the other store listens, and nothing older is on its way.
+    // Once a wake has come across, the other store listens.
     let mut third = theirs.wakes(ShardId(2));
     for number in 0.. {
         third.borrow_and_update();
@@ -54,6 +54,13 @@ async fn an_intent_wakes_the_shards_it_concerns_and_no_others() {
     let counts = |store: &tenure_store_postgres::PostgresStore| {
         [0, 1, 2].map(|shard| *store.wakes(ShardId(shard)).borrow())
     };
+    // What was said before is heard before: nothing is on its way once all is quiet.
+    let quiet = || async {
+        let before = counts(&theirs);
+        tokio::time::sleep(SOON / 40).await;
+        (counts(&theirs) == before).then_some(())
+    };
+    wait_for("silence", SOON, quiet).await;
     let (before_here, before) = (counts(&ours), counts(&theirs));
     trigger(&ours, &dags[1], "r1").await;
     let pool = PoolRecord { name: "gpu".into(), slots: 1, description: String::new() };
