@@ -1,18 +1,20 @@
 //! One shard in this process, from one term to the next: reads it, works, starts over when memory cannot be trusted,
 //! and stops the moment the term is lost. A database that is away is waited out; nothing here gives up for good.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tenure_clock::BootTime;
 use tenure_lease::{LeaseMetrics, Scope, Tenure, with_causes};
 use tenure_model::ShardId;
 use tenure_store::StoreError;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 
 use crate::desk::ReportDesk;
 use crate::inbox::ReportInbox;
-use crate::owner::{Carried, Deps, ShardOwner};
+use crate::owner::{Carried, Deps, OwnerConfig, ShardOwner};
 use crate::pass::PassError;
 use crate::scheduler::OwnerStatus;
 
@@ -25,9 +27,13 @@ pub(crate) struct Office {
     pub status: watch::Sender<OwnerStatus>,
     pub changes: watch::Sender<u64>,
     /// One term at a time: the last one's work has ended before the next one's begins.
-    pub in_office: Mutex<()>,
+    pub in_office: tokio::sync::Mutex<()>,
     /// Terms in a row whose work panicked.
     pub panics: AtomicU32,
+    /// When the database last answered this shard's owner.
+    pub answered: Mutex<BootTime>,
+    /// Terms in a row that ended because it did not.
+    pub cut_offs: AtomicU32,
 }
 
 /// Why an owner stopped working.
@@ -35,6 +41,8 @@ enum Ended {
     /// This process stops, or the shard should go to another one.
     AskedBack,
     Lost,
+    /// The lease is kept somewhere else than the state: it can be renewed while no work can be done. Others may be better off.
+    CutOff,
     /// Memory can no longer be trusted: read everything again, under the same term.
     Reload,
 }
@@ -52,16 +60,23 @@ impl Office {
             self.pause(pause.min(LONGEST_BACKOFF), &tenure).await;
         }
         self.status.send_modify(|status| status.tenure = Some(tenure.clone()));
+        self.answered();
         // Whatever is under way when the term is lost is dropped with it: the fence has the last word on commits.
         let ended = tokio::select! {
             biased;
             () = tenure.lost().cancelled() => Ended::Lost,
             ended = self.lead(&tenure) => ended,
+            () = self.cut_off() => Ended::CutOff,
         };
         let reason = match ended {
             Ended::Lost => {
                 tracing::warn!(scope = %self.scope, epoch = %tenure.epoch(), "no longer leading");
                 "leadership was lost"
+            }
+            Ended::CutOff => {
+                tracing::warn!(scope = %self.scope, "the database does not answer; giving the shard back");
+                self.cut_offs.fetch_add(1, Ordering::Relaxed);
+                "the database does not answer"
             }
             Ended::AskedBack | Ended::Reload => "the shard was given back",
         };
@@ -80,6 +95,26 @@ impl Office {
         self.status.send_modify(|status| *status = OwnerStatus::idle(self.scope.clone(), reason));
     }
 
+    fn answered(&self) {
+        *self.answered.lock().expect("a plain value") = self.deps.clock.boottime();
+    }
+
+    /// Resolves when the database has not answered for too long, however often it was asked.
+    async fn cut_off(&self) {
+        let OwnerConfig { yield_after, tick, .. } = self.deps.config;
+        // A shard that takes long to read must not go round for ever: each time it gets twice as long.
+        let times = self.cut_offs.load(Ordering::Relaxed).min(4);
+        let patience = yield_after.max(tick * 3) * 2u32.pow(times);
+        loop {
+            let answered = *self.answered.lock().expect("a plain value");
+            let silent = self.deps.clock.boottime().saturating_since(answered);
+            match patience.checked_sub(silent) {
+                Some(left) if !left.is_zero() => tokio::time::sleep(left).await,
+                _ => return,
+            }
+        }
+    }
+
     /// Reads the shard anew as often as needed.
     async fn lead(&self, tenure: &Tenure) -> Ended {
         let mut backoff = SHORTEST_BACKOFF;
@@ -89,6 +124,7 @@ impl Office {
             let owner = ShardOwner::take_over(deps, inbox.clone(), self.shard, tenure.clone(), carried).await;
             let ended = match owner {
                 Ok(mut owner) => {
+                    self.answered();
                     let _route = self.desk.route(self.scope.as_str(), inbox);
                     let ended = self.work(&mut owner, tenure, &mut backoff).await;
                     carried = Carried { cautious: true, ..owner.carried };
@@ -180,6 +216,8 @@ impl Office {
 
     fn leading(&self, owner: &ShardOwner, look: bool) {
         self.panics.store(0, Ordering::Relaxed);
+        self.cut_offs.store(0, Ordering::Relaxed);
+        self.answered();
         self.status.send_modify(|status| {
             status.ready = true;
             status.reason = String::new();

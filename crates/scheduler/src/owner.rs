@@ -36,6 +36,8 @@ pub struct OwnerConfig {
     pub heartbeat_threshold: Duration,
     /// A running run in which nothing moves, and nothing can, for so long is ended.
     pub orphan_threshold: Duration,
+    /// A shard whose owner has had no answer from the database for so long is given back: another may reach it.
+    pub yield_after: Duration,
     /// How audit rows name this owner.
     pub actor: String,
     /// The planner. A parameter so that tests can plant a run that makes it panic.
@@ -49,6 +51,7 @@ impl OwnerConfig {
             claim_timeout: Duration::from_secs(60),
             heartbeat_threshold: Duration::from_secs(90),
             orphan_threshold: Duration::from_secs(300),
+            yield_after: Duration::from_secs(5),
             actor: actor.into(),
             planner: RunPlan::plan,
         }

@@ -1,8 +1,8 @@
 //! The scheduler of one process: stands for every shard, and works on those it is elected for.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,7 +14,7 @@ use tenure_lease::{
 };
 use tenure_model::{Report, ShardId};
 use tenure_store::SharedStore;
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -162,8 +162,10 @@ impl Scheduler {
                 lease_metrics: parts.lease_metrics.clone(),
                 status: watch::Sender::new(OwnerStatus::idle(scope.clone(), "standing for it")),
                 changes: changes.clone(),
-                in_office: Mutex::default(),
+                in_office: tokio::sync::Mutex::default(),
                 panics: AtomicU32::new(0),
+                answered: Mutex::new(deps.clock.boottime()),
+                cut_offs: AtomicU32::new(0),
             };
             (scope, Arc::new(office))
         };
