@@ -7,7 +7,7 @@ use jiff::{Timestamp, Unit, Zoned};
 
 use super::Bench;
 use super::site::{PATIENCE, Site};
-use super::throughput::SETTINGS;
+use super::throughput::{CLIENTS, SETTINGS, each_of};
 use crate::lease::boottime;
 use crate::report::{Figure, Statistic};
 
@@ -16,7 +16,6 @@ const DAGS: usize = 2_000;
 const MINUTES: i8 = 3;
 /// For all dags to be registered before the first of these minutes.
 const PREPARATION: Duration = Duration::from_secs(100);
-const CLIENTS: usize = 4;
 
 pub fn measure(bench: &mut Bench<'_>) -> Result<()> {
     eprintln!("{DAGS} dags due in each of {MINUTES} minutes");
@@ -63,24 +62,9 @@ fn first_minute() -> Result<Zoned> {
 fn register(site: &Site, first: &Zoned) -> Result<()> {
     let (from, to) = (first.minute(), first.minute() + MINUTES - 1);
     let schedule = format!("{from}-{to} {} {} {} *", first.hour(), first.day(), first.month());
-    std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|client| {
-                let schedule = &schedule;
-                scope.spawn(move || {
-                    for number in (client..DAGS).step_by(CLIENTS) {
-                        let yaml = format!(
-                            "id: due-{number:04}\nschedule: \"{schedule}\"\ntasks:\n  t: {{ exec: [\"true\"] }}\n"
-                        );
-                        site.client.register(&yaml, false)?;
-                    }
-                    anyhow::Ok(())
-                })
-            })
-            .collect();
-        for client in clients {
-            client.join().expect("a client does not panic")?;
-        }
-        Ok(())
+    let numbers: Vec<usize> = (0..DAGS).collect();
+    each_of(&numbers, CLIENTS, |number| {
+        let task = "tasks:\n  t: { exec: [\"true\"] }\n";
+        site.client.register(&format!("id: due-{number:04}\nschedule: \"{schedule}\"\n{task}"), false)
     })
 }

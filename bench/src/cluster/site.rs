@@ -25,13 +25,8 @@ pub const SHARDS: u16 = 16;
 
 /// For a machine with a few gigabytes to spare; durable, as in production.
 pub fn postgres(statements: bool) -> OwnPostgres {
-    let mut extra = vec![
-        "max_connections=300",
-        "shared_buffers=1GB",
-        "max_wal_size=4GB",
-        "checkpoint_timeout=15min",
-        "wal_compression=on",
-    ];
+    let mut extra =
+        vec!["max_connections=300", "shared_buffers=1GB", "max_wal_size=4GB", "checkpoint_timeout=15min"];
     if statements {
         extra.extend(["shared_preload_libraries=pg_stat_statements", "pg_stat_statements.track=all"]);
     }

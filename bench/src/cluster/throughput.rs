@@ -13,8 +13,8 @@ use crate::server::cpu_of;
 pub const TASKS_PER_RUN: usize = 100;
 /// Spread over the shards by their names, as a real fleet of dags is.
 const DAGS: usize = 32;
-/// Clients that trigger runs at once.
-const CLIENTS: usize = 4;
+/// Clients that talk to the servers at once, before a measurement.
+pub const CLIENTS: usize = 4;
 const NODES: usize = 4;
 /// Room to hand out as fast as agents take: the defaults are for executors that are slow.
 pub const SETTINGS: [&str; 4] = ["--dispatch-workers", "32", "--dispatch-queue", "8192"];
@@ -101,9 +101,8 @@ pub fn flow(bench: &Bench<'_>, site: &Site, prefix: &str) -> Result<Flow> {
     };
     let before = used(site)?;
     let opened = Instant::now();
-    for dag in &dags {
-        site.client.unpause(dag)?;
-    }
+    // All together: the first ones keep the machine busy at once.
+    each_of(&dags, dags.len(), |dag| site.client.unpause(dag))?;
     agents.wait("the first task", PATIENCE, || agents.started() > 0)?;
     progress(&agents, tasks as u64)?;
     let took = opened.elapsed();
@@ -176,21 +175,18 @@ pub fn parallel(dag: &str, pool: &str, max_active_runs: usize) -> String {
 
 /// So many runs of each.
 pub fn trigger(site: &Site, dags: &[String], runs: usize) -> Result<()> {
+    let all: Vec<(&String, usize)> =
+        (0..runs).flat_map(|run| dags.iter().map(move |dag| (dag, run))).collect();
+    each_of(&all, CLIENTS, |(dag, run)| site.client.trigger(dag, &format!("run-{run}")))
+}
+
+/// Does something with each of them, so many at once.
+pub fn each_of<T: Sync>(all: &[T], at_once: usize, act: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     std::thread::scope(|scope| {
-        let clients: Vec<_> = (0..CLIENTS)
-            .map(|client| {
-                scope.spawn(move || {
-                    let all = (0..runs).flat_map(|run| dags.iter().map(move |dag| (dag, run)));
-                    for (dag, run) in all.skip(client).step_by(CLIENTS) {
-                        site.client.trigger(dag, &format!("run-{run}"))?;
-                    }
-                    anyhow::Ok(())
-                })
-            })
+        let act = &act;
+        let clients: Vec<_> = (0..at_once)
+            .map(|client| scope.spawn(move || all.iter().skip(client).step_by(at_once).try_for_each(act)))
             .collect();
-        for client in clients {
-            client.join().expect("a client does not panic")?;
-        }
-        Ok(())
+        clients.into_iter().try_for_each(|client| client.join().expect("a client does not panic"))
     })
 }
