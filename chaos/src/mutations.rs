@@ -8,8 +8,10 @@ mod owners;
 mod requests;
 mod stories;
 
+use jiff::{SignedDuration, Timestamp};
+
 use crate::checker::Promise;
-use crate::history::{Entry, History, RunName, TrailRow};
+use crate::history::{Entry, Fault, History, RunName, TrailRow};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
@@ -63,15 +65,14 @@ const fn of(name: &'static str, breaks: Promise, apply: fn(&mut History) -> Opti
     Mutation { name, breaks, apply }
 }
 
-/// An attempt that ended well, on a node that no fault has touched.
+/// An attempt that ended well, on a node that no fault had touched for long enough.
 fn healthy_success(history: &History) -> Option<(RunName, String, String)> {
-    let untouched =
-        |node: &str| !history.faults.iter().any(|fault| fault.silenced.iter().any(|name| name == node));
     let found = |row: &TrailRow| {
         let entry = row.entries.iter().find(|entry| {
+            let node = entry.node.as_deref();
             entry.event == "succeeded"
                 && entry.to == "success"
-                && entry.node.as_deref().is_some_and(untouched)
+                && node.is_some_and(|node| could_speak(history, node, row.committed_at, row.committed_at))
         })?;
         Some((row.run.clone()?, entry.task.clone()?, entry.attempt.clone()?))
     };
@@ -85,6 +86,17 @@ fn healthy_success(history: &History) -> Option<(RunName, String, String)> {
                 && row.attempt.as_ref() == Some(attempt)
         })
     })
+}
+
+/// No fault kept the node from speaking in this time, nor shortly before.
+fn could_speak(history: &History, node: &str, from: Timestamp, until: Timestamp) -> bool {
+    let margin = SignedDuration::try_from(history.limits.silence * 3).unwrap_or(SignedDuration::MAX);
+    let silent = |fault: &Fault| {
+        fault.at <= until
+            && fault.until.duration_since(from) >= -margin
+            && fault.silenced.iter().any(|name| name == node)
+    };
+    !history.faults.iter().any(silent)
 }
 
 fn entries(history: &mut History) -> impl Iterator<Item = &mut Entry> {

@@ -70,6 +70,27 @@ fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
 }
 
 #[test]
+fn a_gap_is_blamed_on_the_latest_fault_of_its_scope() {
+    let mut history = support::good();
+    let fault = history.faults.iter_mut().find(|fault| fault.name == "kill-owner").unwrap();
+    fault.bound = std::time::Duration::ZERO;
+    let mut later = fault.clone();
+    later.at += jiff::SignedDuration::from_micros(1);
+    later.name = "hide-agents".into();
+    later.bound = std::time::Duration::from_secs(5);
+    let promises = |history: &History| -> Vec<Promise> {
+        check(history).violations.iter().map(|violation| violation.promise).collect()
+    };
+    assert_eq!(promises(&history), [Promise::P9], "no time at all is too little");
+
+    history.faults.push(later);
+    let verdict = check(&history);
+    assert_eq!(verdict.violations, [], "the second fault allows five seconds");
+    let blamed: Vec<&str> = verdict.gaps.iter().map(|gap| gap.fault.as_str()).collect();
+    assert_eq!(blamed, ["hide-agents"]);
+}
+
+#[test]
 fn a_history_is_the_same_after_it_was_saved() {
     let history = support::good();
     let text = serde_json::to_string(&history).unwrap();

@@ -106,7 +106,8 @@ fn silenced(index: &Index<'_>, effect: &Effect) -> bool {
     let nodes: Vec<&str> = life.bound.iter().filter_map(|step| step.entry.node.as_deref()).collect();
     let hit = |fault: &&Fault| fault.silenced.iter().any(|node| nodes.contains(&node.as_str()));
     let long = |fault: &&Fault| fault.until.duration_since(fault.at) > signed(index.history.limits.silence);
-    index.history.faults.iter().filter(hit).filter(long).any(|fault| fault.at <= effect.seen_at)
+    let during = |fault: &Fault| fault.at <= effect.seen_at && fault.until >= effect.starts[0].at;
+    index.history.faults.iter().filter(hit).filter(long).any(during)
 }
 
 pub(super) fn signed(duration: std::time::Duration) -> SignedDuration {

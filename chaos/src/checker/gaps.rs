@@ -3,10 +3,12 @@
 //! Standing still counts from the fault, or from the first work that came after it, until a task that was placed
 //! since then may start. A scope that had nothing to do has no gap.
 
+use std::collections::BTreeMap;
+
 use jiff::{SignedDuration, Timestamp};
 
 use super::attempts::{seconds, signed};
-use super::index::{Index, Life};
+use super::index::Index;
 use super::{Promise, Verdict};
 use crate::history::{Aftermath, Fault, Hit};
 
@@ -20,9 +22,10 @@ pub struct Gap {
 }
 
 pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
+    let work = Work::of(index);
     for fault in &index.history.faults {
         for hit in &fault.hit {
-            check_hit(index, fault, hit, verdict);
+            check_hit(index, &work, fault, hit, verdict);
         }
         if fault.aftermath == Aftermath::Broken {
             let what = format!(
@@ -34,15 +37,75 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
     }
 }
 
-fn check_hit(index: &Index<'_>, fault: &Fault, hit: &Hit, verdict: &mut Verdict) {
-    let went_on = next_start(index, fault, hit);
-    let until = went_on.unwrap_or(index.history.ended_at);
-    let Some(since) = waiting_since(index, fault, hit, until) else { return };
+/// What there was to do in each scope, and when it was done.
+struct Work<'a> {
+    placements: BTreeMap<&'a str, Vec<Placement>>,
+    runs: BTreeMap<u16, Vec<Begun>>,
+}
+
+/// A task that was placed, and when it was allowed to start.
+struct Placement {
+    epoch: u64,
+    placed_at: Timestamp,
+    claimed_at: Timestamp,
+}
+
+struct Begun {
+    created_at: Timestamp,
+    begun_at: Option<Timestamp>,
+}
+
+impl<'a> Work<'a> {
+    fn of(index: &Index<'a>) -> Self {
+        let mut work = Self { placements: BTreeMap::new(), runs: BTreeMap::new() };
+        for life in index.attempts.values() {
+            let (Some(bound), Some(claimed)) = (life.bound.first(), life.claimed.first()) else { continue };
+            let (Some(scope), Some(epoch)) = (&bound.row.scope, bound.row.epoch) else { continue };
+            let (placed_at, claimed_at) = (bound.row.committed_at, claimed.row.committed_at);
+            work.placements.entry(scope).or_default().push(Placement { epoch, placed_at, claimed_at });
+        }
+        for (run, steps) in &index.run_steps {
+            let (Some(row), Some(created)) = (index.runs.get(run), steps.first()) else { continue };
+            let begun_at = steps.get(1).map(|begun| begun.row.committed_at);
+            let created_at = created.row.committed_at;
+            work.runs.entry(row.shard).or_default().push(Begun { created_at, begun_at });
+        }
+        work
+    }
+
+    /// When the first task that was placed after the fault was allowed to start.
+    fn next_start(&self, fault: &Fault, hit: &Hit) -> Option<Timestamp> {
+        let placements = self.placements.get(hit.scope.as_str()).into_iter().flatten();
+        let since = placements.filter(|placement| {
+            placement.placed_at > fault.at && (!hit.deposed || placement.epoch > hit.epoch)
+        });
+        since.map(|placement| placement.claimed_at).min()
+    }
+
+    /// The first moment after the fault at which the scope's owner had something to place: a run that was created and
+    /// not begun. The harness gives its dags no limit that could keep a run waiting.
+    fn waiting_since(&self, fault: &Fault, hit: &Hit, until: Timestamp) -> Option<Timestamp> {
+        let shard: u16 = hit.scope.rsplit_once('-')?.1.parse().ok()?;
+        let open =
+            self.runs.get(&shard).into_iter().flatten().filter(|run| {
+                run.created_at < until && run.begun_at.is_none_or(|begun_at| begun_at > fault.at)
+            });
+        open.map(|run| run.created_at.max(fault.at)).min()
+    }
+}
+
+fn check_hit(index: &Index<'_>, work: &Work<'_>, fault: &Fault, hit: &Hit, verdict: &mut Verdict) {
+    let went_on = work.next_start(fault, hit);
+    // What happens after the scope was hit again is for that fault to answer for.
+    let hit_again =
+        next_hit(index, fault, hit).filter(|again| went_on.is_none_or(|went_on| *again < went_on));
+    let until = hit_again.or(went_on).unwrap_or(index.history.ended_at);
+    let Some(since) = work.waiting_since(fault, hit, until) else { return };
     let stood_still = until.duration_since(since);
     if stood_still > signed(fault.bound) {
-        let how = if went_on.is_some() { "went on only after" } else { "had not gone on after" };
+        let how = if hit_again.is_none() && went_on.is_some() { "went on only" } else { "had not gone on" };
         let what = format!(
-            "{}: {} of {} at {}; there was work from {since} on, and it {how} {} (allowed: {})",
+            "{}: {} of {} at {}; there was work from {since} on, and it {how} after {} (allowed: {})",
             hit.scope,
             fault.name,
             fault.target,
@@ -52,35 +115,13 @@ fn check_hit(index: &Index<'_>, fault: &Fault, hit: &Hit, verdict: &mut Verdict)
         );
         verdict.violated(Promise::P9, None, what);
     }
-    verdict.gaps.push(Gap { fault: fault.name.clone(), scope: hit.scope.clone(), stood_still });
+    if hit_again.is_none() {
+        verdict.gaps.push(Gap { fault: fault.name.clone(), scope: hit.scope.clone(), stood_still });
+    }
 }
 
-/// When the first task that was placed after the fault was allowed to start.
-fn next_start(index: &Index<'_>, fault: &Fault, hit: &Hit) -> Option<Timestamp> {
-    let placed_since = |life: &&Life<'_>| {
-        life.bound.iter().any(|bound| {
-            bound.row.scope.as_ref() == Some(&hit.scope)
-                && bound.row.committed_at > fault.at
-                && (!hit.deposed || bound.row.epoch.is_some_and(|epoch| epoch > hit.epoch))
-        })
-    };
-    let claims = index.attempts.values().filter(placed_since).flat_map(|life| &life.claimed);
-    claims.map(|claim| claim.row.committed_at).min()
-}
-
-/// The first moment after the fault at which the scope's owner had something to place: a run that was created and
-/// not begun. The harness gives its dags no limit that could keep a run waiting.
-fn waiting_since(index: &Index<'_>, fault: &Fault, hit: &Hit, until: Timestamp) -> Option<Timestamp> {
-    let shard = hit.scope.rsplit_once('-').and_then(|(_, number)| number.parse::<u16>().ok());
-    let of_shard = index
-        .run_steps
-        .iter()
-        .filter(|(run, _)| index.runs.get(*run).is_some_and(|row| Some(row.shard) == shard));
-    let waiting = of_shard.filter_map(|(_, steps)| {
-        let created_at = steps.first()?.row.committed_at;
-        let begun_at = steps.get(1).map(|begun| begun.row.committed_at);
-        let open = created_at < until && begun_at.is_none_or(|begun| begun > fault.at);
-        open.then_some(created_at.max(fault.at))
-    });
-    waiting.min()
+/// When a later fault hit the same scope.
+fn next_hit(index: &Index<'_>, fault: &Fault, hit: &Hit) -> Option<Timestamp> {
+    let later = index.history.faults.iter().filter(|other| other.at > fault.at);
+    later.filter(|other| other.hit.iter().any(|again| again.scope == hit.scope)).map(|other| other.at).min()
 }

@@ -1,10 +1,10 @@
 //! The history, looked up from every side that the checks need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use crate::history::{Effect, Entry, History, RunName, RunRow, TrailRow};
+use crate::history::{Call, Effect, Entry, History, RunName, RunRow, TrailRow};
 
 pub(super) struct Index<'a> {
     pub history: &'a History,
@@ -18,6 +18,9 @@ pub(super) struct Index<'a> {
     /// What the trail says of each task instance, in order.
     pub task_steps: BTreeMap<TaskName<'a>, Vec<Step<'a>>>,
     pub attempts: BTreeMap<&'a str, Life<'a>>,
+    /// Tries that were followed by another one.
+    pub tries: BTreeSet<(TaskName<'a>, u32)>,
+    pub calls: BTreeMap<&'a RunName, Vec<&'a Call>>,
     pub effects: BTreeMap<&'a str, &'a Effect>,
 }
 
@@ -69,12 +72,21 @@ impl<'a> Index<'a> {
             run_steps: BTreeMap::new(),
             task_steps: BTreeMap::new(),
             attempts: BTreeMap::new(),
+            tries: history
+                .tries
+                .iter()
+                .map(|row| (TaskName { run: &row.run, task: &row.task }, row.try_number))
+                .collect(),
+            calls: BTreeMap::new(),
             effects: history.effects.iter().map(|effect| (effect.attempt.as_str(), effect)).collect(),
         };
         for row in &history.runs {
             if let Some(key) = &row.idempotency_key {
                 index.keyed.entry(key).or_default().push(row);
             }
+        }
+        for call in &history.calls {
+            index.calls.entry(&call.run).or_default().push(call);
         }
         for row in &history.trail {
             let Some(run) = &row.run else { continue };

@@ -1,7 +1,7 @@
 //! P5, and that every story is legal and complete: each step begins where the last one ended, and the last one
 //! ends where the tables are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::index::{Index, Step, TaskName};
 use super::{Promise, Verdict};
@@ -128,17 +128,9 @@ fn end_as_it_was(index: &Index<'_>, name: TaskName<'_>, step: &Step<'_>, verdict
 }
 
 fn tries_are_kept(index: &Index<'_>, name: TaskName<'_>, steps: &[Step<'_>], verdict: &mut Verdict) {
-    let retried: Vec<u32> = steps
-        .iter()
-        .filter(|step| step.entry.event == "retried")
-        .filter_map(|step| step.entry.try_number?.checked_sub(1))
-        .collect();
-    if retried.is_empty() {
-        return;
-    }
-    let of_task = |row: &&crate::history::TryRow| row.run == *name.run && row.task == name.task;
-    let kept: BTreeSet<u32> = index.history.tries.iter().filter(of_task).map(|row| row.try_number).collect();
-    for number in retried.into_iter().filter(|number| !kept.contains(number)) {
+    let retried = steps.iter().filter(|step| step.entry.event == "retried");
+    let before = retried.filter_map(|step| step.entry.try_number?.checked_sub(1));
+    for number in before.filter(|number| !index.tries.contains(&(name, *number))) {
         let what = format!("{name} was tried again, and its try {number} is not kept");
         verdict.violated(Promise::Story, Some(name.run), what);
     }
@@ -162,9 +154,8 @@ fn nothing_left_running(index: &Index<'_>, verdict: &mut Verdict) {
 /// Out of a terminal state leads only a clear or a mark that a client has asked for.
 fn by_a_user(index: &Index<'_>, run: &RunName, subject: &str, step: &Step<'_>, verdict: &mut Verdict) {
     let explicit = matches!(step.entry.event.as_str(), "cleared" | "marked") && step.row.scope.is_none();
-    let asked = index.history.calls.iter().any(|call| {
+    let asked = index.calls.get(run).into_iter().flatten().any(|call| {
         matches!(call.what, Asked::Clear { .. } | Asked::End { .. })
-            && call.run == *run
             && call.sent_at <= step.row.committed_at
             && call.answer != Answer::Refused
     });

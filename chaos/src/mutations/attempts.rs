@@ -1,9 +1,11 @@
 //! P3, P6, P7 and the patience of `queued`.
 
+use std::collections::BTreeMap;
+
 use jiff::{SignedDuration, Timestamp};
 
-use super::{entries, healthy_success, speaks_of};
-use crate::history::{Effect, End, Entry, History, Start, TrailRow};
+use super::{could_speak, entries, healthy_success, speaks_of};
+use crate::history::{Effect, End, Entry, History, RunName, Start, TrailRow};
 
 pub(super) fn duplicate_start(history: &mut History) -> Option<()> {
     let effect = history.effects.iter_mut().find(|effect| effect.seen_at > effect.starts[0].at)?;
@@ -104,18 +106,22 @@ pub(super) fn begun_task_is_taken_back(history: &mut History) -> Option<()> {
 }
 
 pub(super) fn overlap(history: &mut History) -> Option<()> {
-    let pairs: Vec<(usize, Timestamp)> = (0..history.effects.len())
-        .filter_map(|at| {
-            let first = &history.effects[at].starts[0];
-            let later = history.effects.iter().map(|effect| &effect.starts[0]).filter(|start| {
-                (&start.run, &start.task) == (&first.run, &first.task) && start.at > first.at
-            });
-            Some((at, later.map(|start| start.at).min()?))
-        })
-        .collect();
+    let mut by_task: BTreeMap<(&RunName, &str), Vec<usize>> = BTreeMap::new();
+    for (at, effect) in history.effects.iter().enumerate() {
+        by_task.entry((&effect.starts[0].run, &effect.starts[0].task)).or_default().push(at);
+    }
+    let began = |at: usize| history.effects[at].starts[0].at;
+    let mut pairs = by_task.into_values().flat_map(|mut attempts| {
+        attempts.sort_by_key(|at| began(*at));
+        attempts.windows(2).map(|pair| (pair[0], began(pair[1]))).collect::<Vec<(usize, Timestamp)>>()
+    });
     // Longer life on a node that was silenced would be excused, and an exit would be dated after its report.
-    let (victim, next) =
-        pairs.into_iter().find(|(at, _)| !on_a_silenced_node(history, &history.effects[*at].attempt))?;
+    let (victim, next) = pairs.find(|(at, next)| {
+        let effect = &history.effects[*at];
+        let node = node_of(history, &effect.attempt);
+        node.is_some_and(|node| could_speak(history, node, effect.starts[0].at, *next))
+    })?;
+    drop(pairs);
     history.effects[victim].seen_at = next + SignedDuration::from_millis(1);
     Some(())
 }
@@ -150,12 +156,8 @@ pub(super) fn immortal_queued(history: &mut History) -> Option<()> {
     Some(())
 }
 
-fn on_a_silenced_node(history: &History, attempt: &str) -> bool {
-    let bound = history
-        .trail
-        .iter()
-        .flat_map(|row| &row.entries)
-        .filter(|entry| entry.event == "bound" && entry.attempt.as_deref() == Some(attempt));
-    let silenced = |node: &String| history.faults.iter().any(|fault| fault.silenced.contains(node));
-    bound.filter_map(|entry| entry.node.as_ref()).any(silenced)
+fn node_of<'a>(history: &'a History, attempt: &str) -> Option<&'a str> {
+    let mut entries = history.trail.iter().flat_map(|row| &row.entries);
+    let bound = |entry: &&Entry| entry.event == "bound" && entry.attempt.as_deref() == Some(attempt);
+    entries.find(bound)?.node.as_deref()
 }
