@@ -4,10 +4,10 @@
 mod common;
 
 use common::wire::{Cut, Wire};
-use common::{bound, claim_of, client, end_of, load, now, owner, register, store};
+use common::{SOON, bound, claim_of, client, end_of, load, now, owner, register, store};
 use tenure_model::{Ack, Report, TaskState};
 use tenure_store::{Attention, IntentStore, SchedulingStore};
-use tenure_testkit::Postgres;
+use tenure_testkit::{Postgres, wait_for};
 
 #[tokio::test]
 async fn a_batch_is_one_transaction_of_three_round_trips_whatever_its_size() {
@@ -43,20 +43,43 @@ async fn a_batch_is_one_transaction_of_three_round_trips_whatever_its_size() {
 #[tokio::test]
 async fn a_run_that_somebody_holds_does_not_hold_up_the_others() {
     let database = Postgres::shared().database().await;
-    let ours = store(&database.url, 4).await;
+    // Whoever waits for the lock waits longer than this test looks.
+    let ours = store(&format!("{}?options=-c%20lock_timeout%3D30s", database.url), 4).await;
     let (_standing, tenure) = owner(&ours).await;
     register(&ours, "etl", 2).await;
     let (held, free) = (bound(&ours, &tenure, "etl", "r1").await, bound(&ours, &tenure, "etl", "r2").await);
     let mut blocker = client(&database.url).await;
     let lock = blocker.transaction().await.unwrap();
     lock.execute("SELECT 1 FROM runs WHERE key = $1 FOR UPDATE", &[&held.header.key.0]).await.unwrap();
-
     let reports = [claim_of(&held, 0), claim_of(&free, 0), claim_of(&held, 1), claim_of(&free, 1)];
-    let acks = ours.record_reports(&reports, now()).await.unwrap();
-    assert_eq!(acks, [Ack::Retry, Ack::Accepted, Ack::Retry, Ack::Accepted]);
+    let recording = tokio::spawn({
+        let ours = ours.clone();
+        async move { ours.record_reports(&reports, now()).await }
+    });
+    wait_for("the free run to be committed", SOON, || async {
+        let run = load(&ours, free.header.key).await;
+        run.tis.iter().all(|cached| cached.ti.state == TaskState::Running).then_some(())
+    })
+    .await;
+    assert!(!recording.is_finished(), "the other one is waited for");
+    lock.commit().await.unwrap();
+    assert_eq!(recording.await.unwrap().unwrap(), [Ack::Accepted; 4]);
+}
+
+#[tokio::test]
+async fn a_report_of_a_run_that_stays_locked_is_asked_for_again() {
+    let database = Postgres::shared().database().await;
+    let ours = store(&database.url, 4).await;
+    let (_standing, tenure) = owner(&ours).await;
+    register(&ours, "etl", 1).await;
+    let (held, free) = (bound(&ours, &tenure, "etl", "r1").await, bound(&ours, &tenure, "etl", "r2").await);
+    let mut blocker = client(&database.url).await;
+    let lock = blocker.transaction().await.unwrap();
+    lock.execute("SELECT 1 FROM runs WHERE key = $1 FOR UPDATE", &[&held.header.key.0]).await.unwrap();
+    let reports = [claim_of(&held, 0), claim_of(&free, 0)];
+    assert_eq!(ours.record_reports(&reports, now()).await.unwrap(), [Ack::Retry, Ack::Accepted]);
     drop(lock);
-    let again = [claim_of(&held, 0), claim_of(&held, 1)];
-    assert_eq!(ours.record_reports(&again, now()).await.unwrap(), [Ack::Accepted; 2]);
+    assert_eq!(ours.record_reports(&reports, now()).await.unwrap(), [Ack::Accepted; 2]);
 }
 
 #[tokio::test]

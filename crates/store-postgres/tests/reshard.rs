@@ -129,36 +129,49 @@ async fn a_change_that_was_killed_is_finished_by_the_same_command_and_nobody_sta
     connect(&database.url).await.expect("it is finished");
 }
 
-#[tokio::test]
-async fn of_two_changes_the_one_that_began_later_goes_on() {
+/// A change to 16 in the middle of which another one, to 8, begins and ends in this way.
+async fn overtaken_by(
+    later: fn(u64, u64),
+) -> (tenure_testkit::TestDatabase, Result<Resharded, ReshardError>) {
     let database = Postgres::shared().database().await;
     let ours = sharded(&database.url, 4, 2).await;
     filled(&ours).await;
     drop(ours);
     let (url, runtime) = (database.url.clone(), tokio::runtime::Handle::current());
-    let overtaken = tokio::task::spawn_blocking(move || {
-        let mut second = Some(url.clone());
-        let handle = runtime.clone();
+    let first = tokio::task::spawn_blocking(move || {
+        let (mut second, handle) = (Some(url.clone()), runtime.clone());
         runtime.block_on(reshard(&url, 16, move |_, _| {
             if let Some(url) = second.take() {
-                let later = handle.spawn(async move { reshard(&url, 8, nothing).await.map(drop) });
-                wait_for_it(&handle, later);
+                let work = handle.spawn(async move { reshard(&url, 8, later).await.map(drop) });
+                // In a thread of its own: this one is inside a runtime.
+                let handle = handle.clone();
+                let waiting = std::thread::spawn(move || drop(handle.block_on(work)));
+                waiting.join().expect("no panic");
             }
         }))
     });
-    match overtaken.await.expect("no panic") {
-        Err(ReshardError::Overtaken) => {}
-        other => panic!("the later one has the word: {other:?}"),
-    }
+    let outcome = first.await.expect("no panic");
+    (database, outcome)
+}
+
+#[tokio::test]
+async fn of_two_changes_the_one_that_began_later_goes_on() {
+    let (database, first) = overtaken_by(nothing).await;
+    assert!(matches!(first, Err(ReshardError::Overtaken)), "the later one has the word: {first:?}");
     assert_eq!(misplaced(&client(&database.url).await, 8).await, 0);
     assert_eq!(connect(&database.url).await.expect("finished").shard_count().await.unwrap(), 8);
 }
 
-/// Waits in a thread of its own: the one it is called on is inside a runtime.
-fn wait_for_it(handle: &tokio::runtime::Handle, work: tokio::task::JoinHandle<Result<(), ReshardError>>) {
-    let handle = handle.clone();
-    let waiting = std::thread::spawn(move || handle.block_on(work).expect("no panic").expect("resharded"));
-    waiting.join().expect("no panic");
+#[tokio::test]
+async fn a_change_that_was_overtaken_does_not_go_on_when_the_other_one_dies() {
+    let (database, first) = overtaken_by(|_, _| panic!("killed")).await;
+    assert!(matches!(first, Err(ReshardError::Overtaken)), "the later one has the word: {first:?}");
+    assert!(
+        matches!(connect(&database.url).await, Err(ConnectError::Resharding { .. })),
+        "it is not finished"
+    );
+    reshard(&database.url, 8, nothing).await.expect("finished");
+    assert_eq!(misplaced(&client(&database.url).await, 8).await, 0);
 }
 
 /// An owner whose lease ran out while it slept, and who wakes up afterwards.
