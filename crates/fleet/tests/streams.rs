@@ -126,6 +126,9 @@ async fn an_inventory_is_asked_for_and_given_after_what_was_sent_before() {
 async fn nobody_waits_for_the_inventory_of_a_link_that_broke() {
     let replica = Replica::start().await;
     let mut agent = replica.agent("n1").await;
+    // Something of the link lives on, because a report of it is still being worked on.
+    agent.say(reports(vec![wire::NumberedReport { scope: "hold".into(), ..claim(1, 1) }]));
+    replica.reported(1).await;
     let (fleet, node) = (replica.fleet.clone(), NodeId::new("n1"));
     let asking = tokio::spawn(async move { fleet.inventory(&node).await });
     agent.hear_until(|message| !message.inventory_requests.is_empty()).await;
