@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use common::cluster::{Ledger, Linked, Mood, Replica, TOKEN, links, starts, state_of};
-use common::{Bench, eventually};
+use common::{Bench, PATIENCE, eventually};
 use object_store::memory::InMemory;
 use tenure_agent::{LinkState, Trouble};
 use tenure_dispatch::Executor;
@@ -318,7 +318,19 @@ async fn two_addresses_of_one_replica_make_one_link() {
         linked.links.states().borrow().get(&server) == Some(&LinkState::Alias)
     };
     eventually("one of them is an alias", || urls.iter().any(|url| is_alias(url))).await;
-    let link = replica.fleet.link(&node()).unwrap().id;
+    // The later one was the link until it was known for what it is; the earlier one may be on its way back.
+    let current = || replica.fleet.link(&node()).map(|link| link.id);
+    let settled = async {
+        loop {
+            let before = current();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            match current() {
+                Some(link) if before == Some(link) => return link,
+                _ => {}
+            }
+        }
+    };
+    let link = tokio::time::timeout(PATIENCE, settled).await.expect("a link that lasts");
     let task = cluster.task("true");
     replica.fleet.assign(task.clone()).await.unwrap();
     cluster.ended(&task).await;
