@@ -79,7 +79,12 @@ async fn agents(replicas: &[&Replica]) -> Agents {
         capacity: 1_000,
         hold: Duration::ZERO,
     };
-    tokio::task::spawn_blocking(move || Agents::start(&config)).await.unwrap().unwrap()
+    let agents = tokio::task::spawn_blocking(move || Agents::start(&config)).await.unwrap().unwrap();
+    // An agent is welcomed a moment before it can be given anything.
+    for replica in replicas {
+        until("a link to the node", || replica.fleet.link(&"node-00".into()).is_some()).await;
+    }
+    agents
 }
 
 fn assignment(number: u64, epoch: u64) -> Assignment {
