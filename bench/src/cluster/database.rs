@@ -66,6 +66,12 @@ impl Database {
         Ok(row.get(0))
     }
 
+    /// The rows of a query whose first column is text.
+    pub fn lines(&self, sql: &str) -> Result<Vec<String>> {
+        let rows = self.runtime.block_on(self.client.query(sql, &[])).with_context(|| format!("in {sql}"))?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
     pub fn seconds(&self, sql: &str) -> Result<f64> {
         let row =
             self.runtime.block_on(self.client.query_one(sql, &[])).with_context(|| format!("in {sql}"))?;

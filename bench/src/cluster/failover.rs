@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use rustix::process::Signal;
 use tenure_model::ShardId;
 
@@ -155,7 +155,9 @@ impl Load {
         let good = "SELECT count(*) FROM task_instances WHERE state = 'success' AND try_number = 1";
         let (good, trouble) = (site.database.count(good)?, agents.trouble());
         eprintln!("  {triggered} tasks, {trouble:?}");
-        ensure!(good == triggered as i64, "{good} of {triggered} tasks have succeeded at once");
+        if good != triggered as i64 {
+            bail!("{good} of {triggered} tasks have succeeded at once:\n{}", stories(site)?);
+        }
         ensure!(agents.started() == triggered, "{} starts of {triggered} tasks", agents.started());
         ensure!(trouble.started_twice == 0, "{trouble:?}");
         Ok(())
@@ -191,6 +193,22 @@ impl Load {
         });
         Ok(gaps.collect::<Result<Vec<_>>>()?.into_iter().max().unwrap_or_default())
     }
+}
+
+/// What became of tasks that did not succeed at once.
+fn stories(site: &Site) -> Result<String> {
+    let bad = "SELECT format('%s/%s %s: %s, try %s, attempt %s, node %s, queued %s, started %s, ended %s, %s', dag_id,
+            run_id, task_id, t.state, try_number, attempt, node, t.queued_at, t.started_at, t.ended_at, t.reason)
+        FROM task_instances t JOIN runs ON key = run
+        WHERE t.state <> 'success' OR try_number <> 1 ORDER BY 1 LIMIT 20";
+    let trail = "SELECT format('%s %s %s %s/%s: %s', at, actor, epoch, a.dag_id, a.run_id, (
+                SELECT string_agg(entry::text, ' ') FROM jsonb_array_elements(entries::jsonb) entry
+                WHERE entry::text LIKE '%\"' || t.task_id || '\"%'))
+        FROM task_instances t JOIN runs r ON key = run JOIN audit a USING (tenant, dag_id, run_id)
+        WHERE (t.state <> 'success' OR try_number <> 1) AND entries LIKE '%\"' || t.task_id || '\"%'
+        ORDER BY t.run, t.task_no, seq LIMIT 100";
+    let lines = [site.database.lines(bad)?, site.database.lines(trail)?].concat();
+    Ok(lines.join("\n"))
 }
 
 fn latest_epochs(agents: &Agents) -> HashMap<ShardId, u64> {
