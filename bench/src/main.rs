@@ -36,7 +36,7 @@ struct Args {
     /// cluster: how many tasks throughput is measured over
     #[arg(long, default_value_t = 200_000)]
     tasks: usize,
-    /// cluster: also list the statements that Postgres spent its time on, and the metrics of the first replica
+    /// cluster: also list each crash, and the statements that Postgres spent its time on
     #[arg(long)]
     statements: bool,
     /// Also write the figures to a file

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use jiff::Timestamp;
 use rustix::process::Signal;
 use tenure_model::ShardId;
 
@@ -50,7 +51,7 @@ pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
                 .copied()
                 .filter(|shard| site.owner_of(*shard).is_ok_and(|(owner, _)| owner == victim))
                 .collect();
-            let at = boottime();
+            let (at, killed_at) = (boottime(), Timestamp::now());
             site.replicas[victim].signal(Signal::KILL)?;
             site.replicas[victim].wait_gone()?;
             let term = first_after(agents, at, |start| start.shard == watched && start.epoch > epoch)?;
@@ -64,6 +65,13 @@ pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
                 worst = worst.max(start.at - at);
             }
             slowest.push(worst);
+            if bench.options.statements {
+                eprintln!(
+                    "  {killed_at} {watched} of replica {victim}: {:?}, {:?}",
+                    start.at - at,
+                    term.at - at
+                );
+            }
             site.replicas[victim].start()?;
             site.wait_balanced()?;
         }

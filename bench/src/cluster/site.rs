@@ -113,7 +113,7 @@ impl Site {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "the shards are not shared out in time: {owned:?}");
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100)); // each look costs every replica something
         }
     }
 
