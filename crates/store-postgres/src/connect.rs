@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use deadpool_postgres::{
-    Hook, HookError, Manager, ManagerConfig, Pool, PoolBuilder, RecyclingMethod, Runtime,
+    Hook, HookError, Manager, ManagerConfig, Pool, PoolBuilder, QueueMode, RecyclingMethod, Runtime,
 };
 use futures::future::try_join_all;
 use tenure_clock::Entropy;
@@ -112,9 +112,12 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// longer; a client that has gone away is noticed even while its statement waits for a lock.
 /// Every lookup is by key, a few rows at a time, so a nested loop over an index is right whatever the statistics
 /// say. Otherwise a plan that was made while the tables were small reads all of them later, until the next analyze.
+/// For the same reason one plan serves all parameters, and compiling it is never worth its time: what a scan that is
+/// switched off is said to cost would have every such plan compiled.
 const SESSION: &str = "-c synchronous_commit=on -c lock_timeout=2s \
      -c idle_in_transaction_session_timeout=2s -c client_connection_check_interval=1s \
-     -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
+     -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off \
+     -c plan_cache_mode=force_generic_plan -c jit=off";
 
 /// Each statement of a lease has to see what was committed while it waited for a lock, whatever the database or
 /// the URL says of isolation.
@@ -226,7 +229,9 @@ pub(crate) fn lease_pool(config: &Config, statements: &'static [&'static str]) -
 fn pool_builder(config: &Config, size: usize) -> PoolBuilder {
     let ways = ManagerConfig { recycling_method: RecyclingMethod::Fast };
     let manager = Manager::from_config(config.clone(), NoTls, ways);
-    Pool::builder(manager).max_size(size).wait_timeout(Some(BORROW_TIMEOUT)).runtime(Runtime::Tokio1)
+    // The connection that was used last has its plans, and its tables, at hand.
+    let builder = Pool::builder(manager).max_size(size).queue_mode(QueueMode::Lifo);
+    builder.wait_timeout(Some(BORROW_TIMEOUT)).runtime(Runtime::Tokio1)
 }
 
 /// Where a connection goes, without the password.
