@@ -53,7 +53,8 @@ struct Slot {
     task_id: TaskId,
     /// Absent: the version the run follows no longer has this task.
     spec: Option<u32>,
-    ti: TaskInstance,
+    /// Tasks to which the same has happened share it: most of a large run waits in the same way.
+    ti: Arc<TaskInstance>,
     tally: Tally,
     blocked_by_past: bool,
 }
@@ -141,16 +142,16 @@ pub enum EndVerdict {
 impl RunPlan {
     /// `tis` in the order of their task numbers.
     pub fn new(facts: RunFacts, graph: Arc<DagGraph>, tis: Vec<(TaskId, TaskInstance)>) -> Self {
-        let slots: Vec<Slot> = tis
-            .into_iter()
-            .map(|(task_id, ti)| Slot {
-                spec: graph.position(&task_id),
-                task_id,
-                ti,
-                tally: Tally::default(),
-                blocked_by_past: false,
-            })
-            .collect();
+        let mut slots: Vec<Slot> = Vec::with_capacity(tis.len());
+        for (task_id, ti) in tis {
+            let spec = graph.position(&task_id);
+            let ti = match slots.last() {
+                Some(before) if *before.ti == ti => Arc::clone(&before.ti),
+                _ => Arc::new(ti),
+            };
+            let task_id = spec.map_or(task_id, |at| graph.task(at).id.clone());
+            slots.push(Slot { task_id, spec, ti, tally: Tally::default(), blocked_by_past: false });
+        }
         let mut slot_of = vec![u32::MAX; graph.len()];
         for (at, slot) in slots.iter().enumerate() {
             if let Some(spec) = slot.spec {
@@ -189,7 +190,7 @@ impl RunPlan {
     }
 
     pub fn task(&self, task: TaskNo) -> Option<&TaskInstance> {
-        self.slots.get(task.index()).map(|slot| &slot.ti)
+        self.slots.get(task.index()).map(|slot| &*slot.ti)
     }
 
     pub fn task_id(&self, task: TaskNo) -> &TaskId {
@@ -206,7 +207,7 @@ impl RunPlan {
     }
 
     pub fn tasks(&self) -> impl Iterator<Item = (TaskNo, &TaskInstance)> {
-        self.slots.iter().enumerate().map(|(at, slot)| (TaskNo(at as u32), &slot.ti))
+        self.slots.iter().enumerate().map(|(at, slot)| (TaskNo(at as u32), &*slot.ti))
     }
 
     pub fn states_by_task(&self) -> BTreeMap<TaskId, TaskState> {
@@ -307,15 +308,16 @@ impl RunPlan {
     /// What has changed since the last call; the caller commits it or drops this plan.
     pub fn take_changes(&mut self) -> Changes {
         let PendingChanges { before, past_tries, steps, run } = std::mem::take(&mut self.changes);
-        let touched = before
-            .into_iter()
-            .map(|(at, (from, from_attempt))| Touched {
-                task: TaskNo(at),
-                from,
-                from_attempt,
-                to: self.slots[at as usize].ti.clone(),
-            })
-            .collect();
+        let mut touched = Vec::with_capacity(before.len());
+        let mut last: Option<Arc<TaskInstance>> = None;
+        for (at, (from, from_attempt)) in before {
+            let ti = &mut self.slots[at as usize].ti;
+            match &last {
+                Some(last) if *last == *ti => *ti = Arc::clone(last),
+                _ => last = Some(Arc::clone(ti)),
+            }
+            touched.push(Touched { task: TaskNo(at), from, from_attempt, to: TaskInstance::clone(ti) });
+        }
         Changes { touched, past_tries, steps, run }
     }
 
@@ -390,7 +392,7 @@ impl RunPlan {
     fn begin_try(&mut self, at: u32, event: TaskEvent, now: Timestamp) {
         let ti = &self.slots[at as usize].ti;
         if event == TaskEvent::RetryDue {
-            self.changes.past_tries.push((TaskNo(at), ti.clone()));
+            self.changes.past_tries.push((TaskNo(at), TaskInstance::clone(ti)));
         }
         let next = TaskInstance {
             state: ti.state,
@@ -460,9 +462,10 @@ impl RunPlan {
             .apply(event)
             .unwrap_or_else(|illegal| panic!("{} of {}: {illegal}", slot.task_id, self.facts.run_id));
         self.changes.before.entry(at).or_insert((from, attempt_before));
-        fill(&mut slot.ti);
-        slot.ti.state = to;
-        slot.ti.reason = reason.map(str::to_owned);
+        let ti = Arc::make_mut(&mut slot.ti);
+        fill(ti);
+        ti.state = to;
+        ti.reason = reason.map(str::to_owned);
         self.changes.steps.push(Step {
             task: TaskNo(at),
             event,

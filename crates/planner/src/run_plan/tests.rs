@@ -192,7 +192,7 @@ fn a_claim_that_was_cleared_before_its_answer_arrived_starts_nothing() {
     plan.plan(at(1));
     plan.bind(TaskNo(0), attempt(1), NodeId::new("n"), at(1));
     plan.claim(TaskNo(0), attempt(1), at(1));
-    plan.slots[0].ti.state = TaskState::Restarting; // as the user's clear has left it
+    Arc::make_mut(&mut plan.slots[0].ti).state = TaskState::Restarting; // as the user's clear has left it
     assert_eq!(plan.claim(TaskNo(0), attempt(1), at(2)), ClaimVerdict::Superseded);
     plan.plan(at(2));
     assert_eq!(states(&plan), "scheduled", "nobody holds it up");
@@ -347,4 +347,19 @@ fn check_tallies(plan: &RunPlan) {
     }
     assert_eq!(plan.unfinished, plan.slots.iter().filter(|slot| !slot.ti.state.is_finished()).count());
     assert_eq!(plan.active, plan.slots.iter().filter(|slot| is_active(slot.ti.state)).count());
+}
+
+#[test]
+fn tasks_that_wait_alike_share_what_they_are_until_one_moves() {
+    let spec = DagSpec::new("d", (0..50).map(|number| exec(&format!("t{number}"))).collect());
+    let mut plan = running(spec);
+    let shared =
+        |plan: &RunPlan| plan.slots.iter().filter(|slot| Arc::ptr_eq(&slot.ti, &plan.slots[9].ti)).count();
+    assert_eq!(shared(&plan), 50, "as they are read");
+    plan.plan(at(1));
+    plan.take_changes();
+    assert_eq!((shared(&plan), states(&plan).matches("scheduled").count()), (50, 50));
+    plan.bind(TaskNo(0), attempt(1), NodeId::new("n"), at(2));
+    plan.take_changes();
+    assert_eq!((shared(&plan), states(&plan).matches("scheduled").count()), (49, 49));
 }
