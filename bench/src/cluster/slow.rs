@@ -142,12 +142,8 @@ impl Office {
     }
 
     async fn prepare(&self) -> Result<()> {
-        let node = NodeRegistration {
-            node: NodeId::new(NODE),
-            capacity: Resources::default().with(Resources::TASKS, 1_000_000),
-            labels: Default::default(),
-            version: "bench".into(),
-        };
+        let capacity = Resources::default().with(Resources::TASKS, 1_000_000);
+        let node = NodeRegistration::new(NodeId::new(NODE), capacity, "bench");
         self.store.register_node(&node, Timestamp::now()).await?;
         let far = |number| TaskSpec::new(format!("t{number}"), TaskKind::Exec { argv: vec!["true".into()] });
         let slow = DagSpec {

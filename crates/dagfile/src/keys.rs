@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use tenure_model::params::TYPES;
-use tenure_model::{DagSpec, PoolName, TriggerRule};
+use tenure_model::{DagSpec, PoolName, QueueName, TriggerRule};
 
 /// One key of a map in a dag file.
 #[derive(Clone, Copy)]
@@ -45,6 +45,9 @@ pub const MOST_RETRIES: i64 = 1_000;
 pub const HIGHEST_PRIORITY: i64 = 100_000;
 pub const MOST_ACTIVE: i64 = 100_000;
 pub const MOST_SLOTS: i64 = 10_000;
+pub const HIGHEST_WEIGHT: i64 = 100;
+/// Each is looked for on every node.
+pub const MOST_PREFERENCES: usize = 32;
 pub const LONGEST_ID: usize = 250;
 
 pub const DAG: &[Key] = &[
@@ -166,6 +169,29 @@ pub const TASK: &[Key] = &[
     ),
     key("node_selector", Setting, "Labels its node must carry.", text_map, "{ disk: ssd }"),
     key(
+        "tolerations",
+        Setting,
+        "Taints that do not keep it away from a node: key for every value, or key=value.",
+        one_or_many,
+        "[gpu, dedicated=etl]",
+    ),
+    key(
+        "affinity",
+        Setting,
+        "Where it would rather run. A wish: it never waits for it.",
+        affinity,
+        "{ prefer: [{ label: disk=ssd, weight: 10 }], spread: zone }",
+    ),
+    key("queue", Setting, "Only nodes that serve this queue get it (default \"default\").", queue, "gpu"),
+    key("run_as", Setting, "The user its process runs as (default: the agent's own).", text, "etl"),
+    key(
+        "on_disconnect",
+        Setting,
+        "What its agent does with it when no server can be reached: continue (default) or stop.",
+        on_disconnect,
+        "stop",
+    ),
+    key(
         "env",
         Setting,
         "Environment variables. Templates, or secrets by name.",
@@ -215,8 +241,19 @@ pub const SCHEDULE: &[Key] = &[key("every", Required, "The time between two runs
 
 pub const SECRET: &[Key] = &[key("secret", Required, "The name of a secret on the server.", text, "api")];
 
+pub const AFFINITY: &[Key] = &[
+    key("prefer", Optional, "Labels that make a node better.", prefer, "[{ label: disk=ssd, weight: 10 }]"),
+    key("spread", Optional, "A label over whose values attempts of this dag are spread.", text, "zone"),
+];
+
+pub const PREFERENCE: &[Key] = &[
+    key("label", Required, "A label with its value, as key=value.", text, "disk=ssd"),
+    key("weight", Optional, "How much it counts against the others (1 to 100, default 1).", weight, "10"),
+];
+
 pub const METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
 pub const WEIGHT_RULES: [&str; 3] = ["downstream", "upstream", "absolute"];
+pub const ON_DISCONNECT: [&str; 2] = ["continue", "stop"];
 
 pub fn names(table: &'static [Key]) -> impl Iterator<Item = &'static str> {
     table.iter().map(|key| key.name)
@@ -359,6 +396,26 @@ fn expect() -> Value {
 
 fn resources() -> Value {
     json!({ "type": "object", "additionalProperties": { "type": ["number", "string"] } })
+}
+
+fn affinity() -> Value {
+    object(AFFINITY)
+}
+
+fn prefer() -> Value {
+    json!({ "type": "array", "items": object(PREFERENCE), "maxItems": MOST_PREFERENCES })
+}
+
+fn weight() -> Value {
+    whole(1, HIGHEST_WEIGHT)
+}
+
+fn queue() -> Value {
+    json!({ "type": "string", "default": QueueName::DEFAULT })
+}
+
+fn on_disconnect() -> Value {
+    json!({ "enum": ON_DISCONNECT })
 }
 
 fn env() -> Value {

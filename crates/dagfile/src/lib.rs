@@ -14,6 +14,7 @@ mod files;
 mod graph;
 mod keys;
 mod kind;
+mod placing;
 mod reading;
 mod task;
 mod yaml;

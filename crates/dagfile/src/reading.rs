@@ -70,7 +70,8 @@ impl<'n> Fields<'n> {
     }
 }
 
-fn wrong<T>(cx: &mut Context<'_>, node: &Node, field: &Field<'_>, wanted: &str) -> Option<T> {
+/// Something else than `wanted` stands there.
+pub fn wrong<T>(cx: &mut Context<'_>, node: &Node, field: &Field<'_>, wanted: &str) -> Option<T> {
     cx.error(node.at, field, format!("{field} must be {wanted}, not {}", node.describe()));
     None
 }

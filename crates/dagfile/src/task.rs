@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use tenure_model::{EnvValue, Resources, TaskId, TaskKind, TaskSpec, TriggerRule, WeightRule};
+use tenure_model::{EnvValue, OnDisconnect, Resources, TaskId, TaskKind, TaskSpec, TriggerRule, WeightRule};
 
 use crate::context::{Context, Field};
 use crate::keys::{self, HIGHEST_PRIORITY, MOST_ACTIVE, MOST_RETRIES, MOST_SLOTS, Role};
 use crate::kind;
+use crate::placing;
 use crate::reading::{self, Fields};
 use crate::yaml::{Data, Key, Kind, Node, Place};
 
@@ -112,6 +113,11 @@ fn read_settings(cx: &mut Context<'_>, fields: &mut Fields<'_>, here: &Field<'_>
     set!(weight_rule = reading::choice, &weight_rules());
     set!(resources = read_resources);
     set!(node_selector = read_labels);
+    set!(tolerations = placing::tolerations);
+    set!(affinity = placing::affinity);
+    set!(queue = placing::queue);
+    set!(run_as = placing::user);
+    set!(on_disconnect = reading::choice, &on_disconnect());
     set!(env = read_env);
     set!(depends_on_past = reading::flag);
     set!(wait_for_downstream = reading::flag);
@@ -122,6 +128,11 @@ fn read_settings(cx: &mut Context<'_>, fields: &mut Fields<'_>, here: &Field<'_>
 fn weight_rules() -> [(&'static str, WeightRule); 3] {
     let [downstream, upstream, absolute] = keys::WEIGHT_RULES;
     [(downstream, WeightRule::Downstream), (upstream, WeightRule::Upstream), (absolute, WeightRule::Absolute)]
+}
+
+fn on_disconnect() -> [(&'static str, OnDisconnect); 2] {
+    let [go_on, stop] = keys::ON_DISCONNECT;
+    [(go_on, OnDisconnect::Continue), (stop, OnDisconnect::Stop)]
 }
 
 /// `true` doubles, a number multiplies, `false` switches a default off.

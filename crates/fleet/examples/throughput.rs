@@ -17,8 +17,8 @@ use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::Executor;
 use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink, Roster};
 use tenure_model::{
-    Ack, Assignment, AttemptId, Held, NodeId, Outcome, Program, Report, ReportBody, Resources, RunKey,
-    TaskNo, TenantId, TiKey,
+    Ack, Assignment, AttemptId, Held, NodeId, Outcome, Program, QueueName, Report, ReportBody, Resources,
+    RunKey, TaskNo, TenantId, TiKey,
 };
 use tenure_store::{NodeRegistration, StoreError};
 use tokio::net::TcpListener;
@@ -141,6 +141,8 @@ async fn main() {
         node: NodeId::new("player"),
         capacity: Resources::default(),
         labels: Default::default(),
+        taints: Default::default(),
+        queues: [QueueName::default()].into(),
         version: "example".into(),
     };
     let links = Links::new(config, Arc::clone(&clock), entropy.clone()).expect("the addresses are right");

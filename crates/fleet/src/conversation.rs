@@ -8,7 +8,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use tenure_agent_proto::wire::{FromAgent, Hello, NumberedReport, Welcome};
 use tenure_agent_proto::{PROTOCOL, Refusal, ReplicaItem};
-use tenure_model::{Ack, Held, NodeId, Resources};
+use tenure_model::{Ack, BadTaint, Held, NodeId, QueueName, Resources};
 use tenure_store::NodeRegistration;
 use tokio::sync::watch;
 use tonic::{Status, Streaming};
@@ -67,7 +67,7 @@ async fn hello(incoming: &mut Streaming<FromAgent>) -> Result<(NodeRegistration,
     let first = tokio::time::timeout(HELLO_WITHIN, incoming.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded(format!("no hello within {HELLO_WITHIN:?}")))?;
     let hello = first?.and_then(|message| message.hello);
-    let Hello { protocol, agent_version, node, session, capacity, labels } =
+    let Hello { protocol, agent_version, node, session, capacity, labels, taints, queues } =
         hello.ok_or_else(|| Status::invalid_argument("the first message is no hello"))?;
     if protocol != PROTOCOL {
         return Err(Status::failed_precondition(format!(
@@ -80,8 +80,13 @@ async fn hello(incoming: &mut Streaming<FromAgent>) -> Result<(NodeRegistration,
         return Err(Status::invalid_argument("the node has no name"));
     }
     let session = session.ok_or_else(|| Status::invalid_argument("the session is missing"))?.into();
-    let (node, capacity) = (NodeId::from(node), Resources(capacity));
-    Ok((NodeRegistration { node, capacity, labels, version: agent_version }, session))
+    let taints: Result<_, BadTaint> = taints.iter().map(|taint| taint.parse()).collect();
+    let taints = taints.map_err(|bad| Status::invalid_argument(format!("a taint makes no sense: {bad}")))?;
+    let mut plain = NodeRegistration::new(NodeId::from(node), Resources(capacity), agent_version);
+    if !queues.is_empty() {
+        plain.queues = queues.into_iter().map(QueueName::from).collect();
+    }
+    Ok((NodeRegistration { labels, taints, ..plain }, session))
 }
 
 fn welcome(fleet: &Shared, link: &Link) {

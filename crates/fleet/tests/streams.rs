@@ -56,6 +56,8 @@ async fn a_node_that_says_hello_is_linked_registered_and_gets_its_work() {
     let registered = wait_for("the registration, at the second try", PATIENCE, registered).await;
     assert_eq!((registered.capacity.get("cpu"), registered.version.as_str()), (4_000, "9.9.9"));
     assert_eq!(registered.labels["zone"], "b");
+    assert_eq!(registered.taints, ["gpu=a100".parse().unwrap()].into());
+    assert_eq!(registered.queues, ["big".into()].into());
     replica.stop().await;
 }
 
@@ -287,6 +289,8 @@ async fn another_protocol_or_no_name_is_refused_with_what_to_do() {
     assert!(old.message().contains("99") && old.message().contains("same version"), "{old}");
     assert_eq!(refused(Some(hello("", 1))).await.code(), Code::InvalidArgument);
     assert_eq!(refused(None).await.code(), Code::InvalidArgument);
+    let tainted = refused(Some(wire::Hello { taints: vec!["g pu".into()], ..hello("n1", 1) })).await;
+    assert!(tainted.message().contains("g pu"), "{tainted}");
     assert!(replica.fleet.linked().is_empty());
 }
 

@@ -71,6 +71,10 @@ text_id!(
     NodeId
 );
 text_id!(PoolName);
+text_id!(
+    /// A kind of work that only some nodes do. A task waits in one, a node serves several.
+    QueueName
+);
 
 impl TenantId {
     pub fn default_tenant() -> Self {
@@ -84,6 +88,21 @@ impl PoolName {
     pub const DEFAULT_SLOTS: u32 = 128;
 
     pub fn default_pool() -> Self {
+        Self::new(Self::DEFAULT)
+    }
+}
+
+impl QueueName {
+    /// The queue of every task that names none, and of every node that is not told otherwise.
+    pub const DEFAULT: &'static str = "default";
+
+    pub fn is_default(&self) -> bool {
+        self.as_str() == Self::DEFAULT
+    }
+}
+
+impl Default for QueueName {
+    fn default() -> Self {
         Self::new(Self::DEFAULT)
     }
 }

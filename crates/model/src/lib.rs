@@ -8,6 +8,7 @@ pub mod duration;
 pub mod ids;
 pub mod instance;
 pub mod params;
+pub mod preferences;
 pub mod report;
 pub mod resources;
 pub mod retry;
@@ -19,9 +20,11 @@ pub mod trigger;
 
 pub use assignment::{Assignment, EmbeddedFile, HttpRequest, Program};
 pub use ids::{
-    AttemptId, DagId, NodeId, PoolName, RunId, RunKey, ShardId, TaskId, TaskNo, TenantId, TiKey, VersionHash,
+    AttemptId, DagId, NodeId, PoolName, QueueName, RunId, RunKey, ShardId, TaskId, TaskNo, TenantId, TiKey,
+    VersionHash,
 };
 pub use instance::{AttemptVerdict, TaskInstance, TiStep, Told};
+pub use preferences::{Affinity, BadTaint, OnDisconnect, Preference, Taint, Toleration};
 pub use report::{Ack, FailReason, Held, Outcome, Report, ReportBody};
 pub use resources::Resources;
 pub use run::{DataInterval, NewRun, RunType};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Amounts in thousandths of a unit (`cpu: 0.5` is 500; memory counts bytes, so 1 Ki is 1 024 000),
 /// which keeps fractions exact and sums free of rounding.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Resources(pub BTreeMap<String, u64>);
 

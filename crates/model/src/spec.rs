@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    DagId, EmbeddedFile, HttpRequest, PoolName, Resources, TaskId, TriggerRule, VersionHash, duration,
+    Affinity, DagId, EmbeddedFile, HttpRequest, OnDisconnect, PoolName, QueueName, Resources, TaskId,
+    Toleration, TriggerRule, VersionHash, duration,
 };
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -149,6 +150,20 @@ pub struct TaskSpec {
     /// Labels a node must carry.
     #[serde(default)]
     pub node_selector: BTreeMap<String, String>,
+    /// Taints of a node that do not keep it away. This and what follows is left out of the stored form where it says
+    /// nothing: a version that was registered before there were such keys keeps its hash.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
+    #[serde(default, skip_serializing_if = "Affinity::is_empty")]
+    pub affinity: Affinity,
+    /// Only nodes that serve it are asked.
+    #[serde(default, skip_serializing_if = "QueueName::is_default")]
+    pub queue: QueueName,
+    /// The user its process belongs to; absent: the agent's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_as: Option<String>,
+    #[serde(default, skip_serializing_if = "OnDisconnect::is_default")]
+    pub on_disconnect: OnDisconnect,
     #[serde(default)]
     pub depends_on_past: bool,
     #[serde(default)]
@@ -184,6 +199,11 @@ impl TaskSpec {
             weight_rule: WeightRule::default(),
             resources: Resources::default(),
             node_selector: BTreeMap::new(),
+            tolerations: vec![],
+            affinity: Affinity::default(),
+            queue: QueueName::default(),
+            run_as: None,
+            on_disconnect: OnDisconnect::default(),
             depends_on_past: false,
             wait_for_downstream: false,
             max_active_per_dag: None,

@@ -254,13 +254,8 @@ async fn tasks_of_different_sizes_share_a_pool_without_stopping_the_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_nobody_can_reach_gets_nothing() {
     let rig = Rig::new().await;
-    let ghost = NodeRegistration {
-        node: NodeId::new("ghost"),
-        capacity: Resources::default().with(Resources::TASKS, 1_000_000_000),
-        labels: Default::default(),
-        version: "gone".into(),
-    };
-    rig.store.register_node(&ghost, rig.clock.now()).await.unwrap();
+    let capacity = Resources::default().with(Resources::TASKS, 1_000_000_000);
+    rig.register_node(NodeRegistration::new(NodeId::new("ghost"), capacity, "gone")).await;
     rig.register(DagSpec::new("d", vec![exec("a"), exec("b")])).await;
     let mut owner = rig.owner(Options::default());
     rig.trigger("d", "r").await;

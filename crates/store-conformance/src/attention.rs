@@ -1,6 +1,6 @@
 //! Goal: no intent goes unnoticed: each leaves a row in the shard that it concerns, in its own transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure_model::{Resources, RunState, ShardId};
@@ -98,12 +98,7 @@ pub async fn limits_concern_every_shard(fresh: Fresh) {
     expected.push(Attention::Limits);
     world.store.delete_pool(&user(), &"gpu".into()).await.expect("deleted");
     expected.push(Attention::Limits);
-    let node = NodeRegistration {
-        node: NODE.into(),
-        capacity: Resources::default(),
-        labels: BTreeMap::new(),
-        version: "1".into(),
-    };
+    let node = NodeRegistration::new(NODE.into(), Resources::default(), "1");
     world.store.register_node(&node, now()).await.expect("registered");
     expected.push(Attention::Limits);
     for shard in (0..SHARDS).map(ShardId) {
@@ -148,22 +143,31 @@ pub async fn a_change_wakes_its_own_shard_only(fresh: Fresh) {
 
 pub async fn a_node_without_news_disturbs_nobody(fresh: Fresh) {
     let world = World::of(fresh);
-    let node = |cpu: u64, zone: &str| NodeRegistration {
-        node: NODE.into(),
-        capacity: Resources::default().with(Resources::CPU, cpu),
+    let node = |cpu: u64, zone: &str, taint: &str, queue: &str| NodeRegistration {
         labels: BTreeMap::from([("zone".to_owned(), zone.to_owned())]),
-        version: "1".into(),
+        taints: BTreeSet::from([taint.parse().expect("a taint")]),
+        queues: BTreeSet::from([queue.into()]),
+        ..NodeRegistration::new(NODE.into(), Resources::default().with(Resources::CPU, cpu), "1")
     };
     let mut expected = 0;
-    for (cpu, zone, news) in
-        [(1_000, "a", true), (1_000, "a", false), (2_000, "a", true), (2_000, "b", true), (2_000, "b", false)]
-    {
+    for (cpu, zone, taint, queue, news) in [
+        (1_000, "a", "x", "q", true),
+        (1_000, "a", "x", "q", false),
+        (2_000, "a", "x", "q", true),
+        (2_000, "b", "x", "q", true),
+        (2_000, "b", "x", "q", false),
+        (2_000, "b", "x=1", "q", true),
+        (2_000, "b", "x=1", "p", true),
+        (2_000, "b", "x=1", "p", false),
+    ] {
         let at = now();
-        let record = world.store.register_node(&node(cpu, zone), at).await.expect("registered");
+        let said = node(cpu, zone, taint, queue);
+        let record = world.store.register_node(&said, at).await.expect("registered");
         assert_eq!((record.registered_at, record.capacity.get(Resources::CPU)), (at, cpu));
+        assert_eq!((record.taints, record.queues), (said.taints, said.queues));
         expected += usize::from(news);
         for shard in (0..SHARDS).map(ShardId) {
-            assert_eq!(world.attention(shard).await.len(), expected, "{cpu} in {zone}, {shard}");
+            assert_eq!(world.attention(shard).await.len(), expected, "{cpu} {zone} {taint} {queue}, {shard}");
         }
     }
 }

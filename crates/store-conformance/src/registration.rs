@@ -1,6 +1,6 @@
 //! Goal: what is registered is immutable, numbered and remembered; what users chose stays chosen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure_model::{PoolName, Resources, RunState, Schedule, ShardId};
@@ -173,10 +173,10 @@ pub async fn pools_come_and_go_but_the_default_stays(fresh: Fresh) {
 pub async fn nodes_reappear_with_what_they_have(fresh: Fresh) {
     let world = World::of(fresh);
     let node = |cpu| NodeRegistration {
-        node: NODE.into(),
-        capacity: Resources::default().with(Resources::CPU, cpu),
         labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
-        version: "0.1.0".into(),
+        taints: BTreeSet::from(["gpu=a100".parse().expect("a taint"), "old".parse().expect("a taint")]),
+        queues: BTreeSet::from(["big".into(), "default".into()]),
+        ..NodeRegistration::new(NODE.into(), Resources::default().with(Resources::CPU, cpu), "0.1.0")
     };
     let first = world.store.register_node(&node(1_000), now()).await.expect("registered");
     assert_eq!((first.capacity.get(Resources::CPU), first.draining), (1_000, false));
@@ -184,6 +184,7 @@ pub async fn nodes_reappear_with_what_they_have(fresh: Fresh) {
     let again = world.store.register_node(&node(2_000), at).await.expect("registered");
     assert_eq!((again.capacity.get(Resources::CPU), again.registered_at), (2_000, at));
     assert_eq!(again.labels["zone"], "a");
+    assert_eq!((&again.taints, &again.queues), (&node(1).taints, &node(1).queues));
     assert_eq!(world.store.nodes().await.expect("listed"), vec![again.clone()]);
     assert_eq!(world.store.list_nodes().await.expect("listed"), vec![again]);
     assert_eq!(world.store.shard_snapshot(ShardId(0)).await.expect("snapshot").nodes.len(), 1);

@@ -1,6 +1,5 @@
 //! Goal: shards divide what they share between them, and never into more than there is.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tenure_lease::{Scope, Tenure};
@@ -40,12 +39,7 @@ async fn pool_with(world: &World, slots: u32) {
 }
 
 async fn node_with(world: &World, capacity: &str) {
-    let node = NodeRegistration {
-        node: "n1".into(),
-        capacity: amounts(capacity),
-        labels: BTreeMap::new(),
-        version: "1".into(),
-    };
+    let node = NodeRegistration::new("n1".into(), amounts(capacity), "1");
     world.store.register_node(&node, now()).await.expect("registered");
 }
 

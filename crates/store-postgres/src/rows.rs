@@ -340,14 +340,22 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, StoreError> {
     Ok(PoolRecord { name: cells.text()?, slots: cells.number()?, description: cells.take()? })
 }
 
-pub(crate) const NODES: &str =
-    "SELECT node, capacity, labels, version, registered_at, draining FROM nodes ORDER BY node";
+macro_rules! node_columns {
+    () => {
+        "node, capacity, labels, taints, queues, version, registered_at, draining"
+    };
+}
+pub(crate) use node_columns;
+
+pub(crate) const NODES: &str = concat!("SELECT ", node_columns!(), " FROM nodes ORDER BY node");
 
 pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, StoreError> {
     Ok(NodeRecord {
         node: cells.text()?,
         capacity: cells.json("the capacity of a node")?,
         labels: cells.json("the labels of a node")?,
+        taints: cells.json("the taints of a node")?,
+        queues: cells.json("the queues of a node")?,
         version: cells.take()?,
         registered_at: cells.take()?,
         draining: cells.take()?,

@@ -23,8 +23,11 @@ use crate::session::Session;
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 const LOCK_POOLS: &str = "SELECT name, slots, description FROM pools WHERE name = ANY($1)
     ORDER BY name FOR NO KEY UPDATE";
-const LOCK_NODES: &str = "SELECT node, capacity, labels, version, registered_at, draining FROM nodes
-    WHERE node = ANY($1) ORDER BY node FOR NO KEY UPDATE";
+const LOCK_NODES: &str = concat!(
+    "SELECT ",
+    rows::node_columns!(),
+    " FROM nodes WHERE node = ANY($1) ORDER BY node FOR NO KEY UPDATE"
+);
 pub(crate) const HELD: &str = "SELECT what, shard, amount, wanted FROM shares WHERE what = ANY($1)";
 const PUT: &str = "INSERT INTO shares (what, shard, amount, wanted)
     SELECT c.what, $1, c.amount, c.wanted FROM unnest($2::text[], $3::text[], $4::text[]) AS c(what, amount, wanted)

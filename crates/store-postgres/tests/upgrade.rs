@@ -4,7 +4,7 @@
 mod common;
 
 use common::{bound, change, claim_of, client, end_of, load, now, owner, pass, register, sharded, store};
-use tenure_model::{Ack, RunState, ShardId, TaskState};
+use tenure_model::{Ack, QueueName, RunState, ShardId, TaskState};
 use tenure_store::{IntentStore, RunChange, SchedulingStore, StateChange, Views};
 use tenure_testkit::{Postgres, Settings, wait_for};
 
@@ -51,7 +51,13 @@ async fn a_database_of_the_release_before_is_upgraded_in_place() {
     assert_eq!(ours.attention(ShardId(1), 10).await.unwrap().len(), 1);
     let orphans = ours.orphans(ShardId(1), now() + jiff::SignedDuration::from_hours(1), 10).await.unwrap();
     assert_eq!(orphans, [snapshot.running[0].header.key]);
-    assert_eq!(ours.list_nodes().await.unwrap().len(), 1);
+    let nodes = ours.list_nodes().await.unwrap();
+    assert_eq!((nodes.len(), nodes[0].taints.len()), (1, 0));
+    assert_eq!(
+        nodes[0].queues,
+        [QueueName::default()].into(),
+        "what is older than queues serves the default one"
+    );
     ours.record_presence("replica-1", &["n1".into()]).await.unwrap();
 
     let (_standing, tenure) = common::leader(&ours, tenure_lease::Scope::new(ShardId(1).scope())).await;
@@ -63,7 +69,7 @@ async fn a_database_of_the_release_before_is_upgraded_in_place() {
     assert_eq!(again.shard_count().await.unwrap(), 2, "once is enough");
     let applied = old.query("SELECT name FROM schema_version ORDER BY version", &[]).await.unwrap();
     let names: Vec<String> = applied.iter().map(|row| row.get(0)).collect();
-    assert_eq!(names, ["start", "lease_history", "cluster"]);
+    assert_eq!(names[..4], ["start", "lease_history", "cluster", "taints"]);
 }
 
 /// An update that is not HOT writes every index anew, and leaves dead entries in all of them.

@@ -7,7 +7,7 @@ use tenure_store::{Attention, NodeRecord, NodeRegistration, PoolRecord, Trigger}
 
 use crate::Office;
 use crate::errors::Fail;
-use crate::rows::{At, all, node, one, pool};
+use crate::rows::{At, all, node, node_columns, one, pool};
 use crate::trail::{self, By};
 use crate::writer::Tx;
 
@@ -16,9 +16,7 @@ pub(crate) fn pools(conn: &Connection) -> Result<Vec<PoolRecord>, Fail> {
 }
 
 pub(crate) fn nodes(conn: &Connection) -> Result<Vec<NodeRecord>, Fail> {
-    let mut select = conn.prepare_cached(
-        "SELECT node, capacity, labels, version, registered_at, draining FROM nodes ORDER BY node",
-    )?;
+    let mut select = conn.prepare_cached(concat!("SELECT ", node_columns!(), " FROM nodes ORDER BY node"))?;
     all(&mut select, [], node)
 }
 
@@ -81,22 +79,28 @@ pub(crate) fn register_node(
     registration: &NodeRegistration,
     at: Timestamp,
 ) -> Result<NodeRecord, Fail> {
-    let NodeRegistration { node: name, capacity, labels, version } = registration;
-    let mut select = tx.prepare_cached(
-        "SELECT node, capacity, labels, version, registered_at, draining FROM nodes WHERE node = ?1",
-    )?;
-    let same =
-        |known: &NodeRecord| (&known.capacity, &known.labels, &known.version) == (capacity, labels, version);
+    let NodeRegistration { node: name, capacity, labels, taints, queues, version } = registration;
+    let mut select = tx.prepare_cached(concat!("SELECT ", node_columns!(), " FROM nodes WHERE node = ?1"))?;
+    let same = |known: &NodeRecord| {
+        (&known.capacity, &known.labels, &known.taints, &known.queues, &known.version)
+            == (capacity, labels, taints, queues, version)
+    };
     let news = !one(&mut select, [name.as_str()], node)?.is_some_and(|known| same(&known));
-    let mut put = tx.prepare_cached(
-        "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining) VALUES (?1, ?2, ?3, ?4, ?5, 0)
+    let mut put = tx.prepare_cached(concat!(
+        "INSERT INTO nodes (node, capacity, labels, taints, queues, version, registered_at, draining)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 0)
          ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
+             taints = excluded.taints, queues = excluded.queues,
              version = excluded.version, registered_at = excluded.registered_at
-         RETURNING node, capacity, labels, version, registered_at, draining",
-    )?;
+         RETURNING ",
+        node_columns!()
+    ))?;
     let capacity = serde_json::to_string(capacity).expect("amounts are plain data");
     let labels = serde_json::to_string(labels).expect("labels are plain data");
-    let record = one(&mut put, params![name.as_str(), capacity, labels, version, At(at)], node)?;
+    let taints = serde_json::to_string(taints).expect("taints are plain data");
+    let queues = serde_json::to_string(queues).expect("queues are plain data");
+    let values = params![name.as_str(), capacity, labels, taints, queues, version, At(at)];
+    let record = one(&mut put, values, node)?;
     if news {
         trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
     }

@@ -374,11 +374,20 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, Fail> {
     Ok(PoolRecord { name: cells.text()?, slots: cells.take()?, description: cells.take()? })
 }
 
+macro_rules! node_columns {
+    () => {
+        "node, capacity, labels, taints, queues, version, registered_at, draining"
+    };
+}
+pub(crate) use node_columns;
+
 pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, Fail> {
     Ok(NodeRecord {
         node: cells.text()?,
         capacity: cells.json("the capacity of a node")?,
         labels: cells.json("the labels of a node")?,
+        taints: cells.json("the taints of a node")?,
+        queues: cells.json("the queues of a node")?,
         version: cells.take()?,
         registered_at: cells.instant()?,
         draining: cells.take()?,

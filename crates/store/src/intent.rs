@@ -1,7 +1,7 @@
 //! What users and agents ask for. Not fenced: guarded by the state it expects, and followed by an
 //! attention row for the shard's owner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use tenure_lease::EpochGuard;
 use tenure_model::state::Mark;
 use tenure_model::{
-    Ack, DagId, DagSpec, NewRun, NodeId, PoolName, Report, Resources, RunId, RunState, TaskId, TenantId,
+    Ack, DagId, DagSpec, NewRun, NodeId, PoolName, QueueName, Report, Resources, RunId, RunState, Taint,
+    TaskId, TenantId,
 };
 
 use crate::{RunHeader, RunView, StoreError, TiView, VersionView};
@@ -204,8 +205,26 @@ pub struct NodeRegistration {
     pub node: NodeId,
     pub capacity: Resources,
     pub labels: BTreeMap<String, String>,
+    /// What keeps tasks away that do not tolerate it.
+    pub taints: BTreeSet<Taint>,
+    /// It gets tasks of these queues and of no other.
+    pub queues: BTreeSet<QueueName>,
     /// The agent's version.
     pub version: String,
+}
+
+impl NodeRegistration {
+    /// A node as it is when nobody says anything about it but what it has: no labels, no taints, the default queue.
+    pub fn new(node: NodeId, capacity: Resources, version: impl Into<String>) -> Self {
+        Self {
+            node,
+            capacity,
+            labels: BTreeMap::new(),
+            taints: BTreeSet::new(),
+            queues: BTreeSet::from([QueueName::default()]),
+            version: version.into(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -213,6 +232,8 @@ pub struct NodeRecord {
     pub node: NodeId,
     pub capacity: Resources,
     pub labels: BTreeMap<String, String>,
+    pub taints: BTreeSet<Taint>,
+    pub queues: BTreeSet<QueueName>,
     pub version: String,
     pub registered_at: Timestamp,
     pub draining: bool,

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_model::{NodeId, Resources};
+use tenure_model::{NodeId, QueueName, Resources, Taint};
 use tokio::sync::watch;
 
 use crate::cli::{Globals, endpoint};
@@ -23,6 +23,7 @@ pub const HELP: &str = "\
 Examples:
   tenure agent --server http://10.0.0.7:8080,http://10.0.0.8:8080 --token …
   tenure agent --name gpu-7 --label zone=b --capacity cpu=4,memory=8Gi,gpu=2
+  tenure agent --taint gpu --queue default,training        only tasks that tolerate gpu, of these queues
 
 One replica is enough to begin with: the others are learned from it. SIGTERM leaves tasks running; an agent that is
 started again on the same folder picks them up. See docs/cluster.md.";
@@ -38,6 +39,12 @@ pub struct AgentArgs {
     /// Something that tasks can ask for in a node; may be given several times
     #[arg(long = "label", env = "TENURE_AGENT_LABELS", value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
     pub labels: Vec<(String, String)>,
+    /// Keeps tasks away that do not tolerate it; may be given several times
+    #[arg(long = "taint", env = "TENURE_AGENT_TAINTS", value_name = "KEY[=VALUE]", value_delimiter = ',')]
+    pub taints: Vec<Taint>,
+    /// A queue whose tasks this node takes; may be given several times
+    #[arg(long = "queue", env = "TENURE_AGENT_QUEUES", value_name = "NAME", value_delimiter = ',', default_value = QueueName::DEFAULT, value_parser = queue)]
+    pub queues: Vec<QueueName>,
     /// What this node has, like cpu=4,memory=8Gi,tasks=64,gpu=2 [default: what the machine has]
     #[arg(long, env = "TENURE_AGENT_CAPACITY", value_name = "AMOUNTS", value_delimiter = ',', value_parser = amount)]
     pub capacity: Vec<(String, u64)>,
@@ -96,6 +103,8 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
             node: machine.node.clone(),
             capacity: capacity(machine.capacity, args.capacity),
             labels: args.labels.into_iter().collect(),
+            taints: args.taints.into_iter().collect(),
+            queues: args.queues.into_iter().collect(),
             version: machine.version,
         },
         Arc::clone(&clock),
@@ -215,6 +224,13 @@ fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it like zone=b".into()),
+    }
+}
+
+pub(crate) fn queue(text: &str) -> Result<QueueName, String> {
+    match text.is_empty() || text.contains(char::is_whitespace) {
+        false => Ok(QueueName::new(text)),
+        true => Err("write the name of a queue, without spaces".into()),
     }
 }
 

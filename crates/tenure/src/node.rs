@@ -1,7 +1,5 @@
 //! What this machine has to offer.
 
-use std::collections::BTreeMap;
-
 use tenure_model::{NodeId, Resources};
 use tenure_store::NodeRegistration;
 
@@ -18,12 +16,7 @@ pub fn describe(name: &str) -> NodeRegistration {
     if let Some(bytes) = memory_bytes() {
         capacity = capacity.with(Resources::MEMORY, bytes * 1_000);
     }
-    NodeRegistration {
-        node: NodeId::new(name),
-        capacity,
-        labels: BTreeMap::new(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-    }
+    NodeRegistration::new(NodeId::new(name), capacity, env!("CARGO_PKG_VERSION"))
 }
 
 fn memory_bytes() -> Option<u64> {

@@ -8,7 +8,7 @@ use tenure_agent_proto::wire::{Hello, InventoryAnswer, ToAgent, Welcome};
 use tenure_agent_proto::{
     AgentItem, AgentsClient, LARGEST_MESSAGE, PROTOCOL, REPLICA_KEY, Why, batches, wire as messages,
 };
-use tenure_model::{Assignment, AttemptId};
+use tenure_model::{Assignment, AttemptId, QueueName, Taint};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
@@ -202,6 +202,8 @@ impl Keeper {
             session: Some(self.shared.session.into()),
             capacity: config.capacity.0.clone(),
             labels: config.labels.clone(),
+            taints: config.taints.iter().map(Taint::to_string).collect(),
+            queues: config.queues.iter().map(QueueName::to_string).collect(),
         }
     }
 

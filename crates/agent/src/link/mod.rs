@@ -12,14 +12,14 @@ mod logs;
 mod trouble;
 mod wire;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_clock::{Clock, Entropy};
-use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, Report, Resources};
+use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, QueueName, Report, Resources, Taint};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -66,6 +66,8 @@ pub struct LinksConfig {
     pub node: NodeId,
     pub capacity: Resources,
     pub labels: BTreeMap<String, String>,
+    pub taints: BTreeSet<Taint>,
+    pub queues: BTreeSet<QueueName>,
     /// Of the agent, for people to see.
     pub version: String,
 }

@@ -13,7 +13,7 @@ use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::Executor;
 use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink, Roster};
-use tenure_model::{Ack, AttemptId, NodeId, Report, ReportBody, Resources};
+use tenure_model::{Ack, AttemptId, NodeId, QueueName, Report, ReportBody, Resources};
 use tenure_store::{NodeRegistration, StoreError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -233,6 +233,8 @@ pub fn links(servers: &[String], token: &str) -> Links {
         node: NodeId::new("n1"),
         capacity: Resources::default().with(Resources::CPU, 1_000),
         labels: Default::default(),
+        taints: Default::default(),
+        queues: [QueueName::default()].into(),
         version: "test".into(),
     };
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);

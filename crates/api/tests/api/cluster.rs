@@ -187,10 +187,9 @@ async fn the_audit_trail_is_followed_by_its_sequence() {
 async fn nodes_and_leases_are_listed() {
     let server = Server::start().await;
     let node = NodeRegistration {
-        node: "n1".into(),
-        capacity: Resources::default().with("cpu", 2000),
         labels: [("zone".to_owned(), "a".to_owned())].into(),
-        version: "1.2.3".into(),
+        taints: ["gpu=a100".parse().unwrap()].into(),
+        ..NodeRegistration::new("n1".into(), Resources::default().with("cpu", 2000), "1.2.3")
     };
     server.store.register_node(&node, at("2026-01-01T11:00:00Z")).await.unwrap();
     expect![[r#"
@@ -204,6 +203,12 @@ async fn nodes_and_leases_are_listed() {
               "labels": {
                 "zone": "a"
               },
+              "taints": [
+                "gpu=a100"
+              ],
+              "queues": [
+                "default"
+              ],
               "version": "1.2.3",
               "registered_at": "2026-01-01T11:00:00Z",
               "draining": false

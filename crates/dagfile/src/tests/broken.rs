@@ -642,3 +642,33 @@ fn several_mistakes_at_once() {
         "#]],
     );
 }
+
+#[test]
+fn wishes_about_nodes_that_mean_nothing() {
+    check_task(
+        "empty: true\ntolerations: [\"g pu\", gpu=]\nqueue: a,b\nrun_as: a b\non_disconnect: stpo",
+        expect![[r#"
+            etl.yaml:5:19 [tasks.t.tolerations[0]] tasks.t.tolerations[0] must be key or key=value, without spaces, commas and quotes, not "g pu"
+            etl.yaml:5:27 [tasks.t.tolerations[1]] tasks.t.tolerations[1] must be key or key=value, without spaces, commas and quotes, not "gpu="
+            etl.yaml:6:12 [tasks.t.queue] tasks.t.queue must be the name of one queue, without spaces and commas, not "a,b"
+            etl.yaml:7:13 [tasks.t.run_as] tasks.t.run_as must be the name of a user, not "a b"
+            etl.yaml:8:20 [tasks.t.on_disconnect] tasks.t.on_disconnect must be one of continue, stop, not "stpo" (did you mean "stop"?)
+        "#]],
+    );
+    check_task(
+        "empty: true\naffinity:\n  prefer:\n    - { label: ssd }\n    - { label: disk=ssd, weight: 0 }\n    - { weight: 3 }\n  spread: zone=a",
+        expect![[r#"
+            etl.yaml:7:20 [tasks.t.affinity.prefer[0].label] tasks.t.affinity.prefer[0].label must be a label with its value, like disk=ssd, not "ssd"
+            etl.yaml:8:38 [tasks.t.affinity.prefer[1].weight] tasks.t.affinity.prefer[1].weight must be a whole number from 1 to 100, not 0
+            etl.yaml:9:11 [tasks.t.affinity.prefer[2].label] a preference has no "label"; add it like label: disk=ssd
+            etl.yaml:10:15 [tasks.t.affinity.spread] tasks.t.affinity.spread must be the name of a label, like zone, without a value, not "zone=a"
+        "#]],
+    );
+    check_task(
+        "empty: true\naffinity: { prefer: disk=ssd, spred: zone }",
+        expect![[r#"
+            etl.yaml:5:25 [tasks.t.affinity.prefer] tasks.t.affinity.prefer must be a list, not "disk=ssd"
+            etl.yaml:5:35 [tasks.t.affinity.spred] affinity has an unknown key "spred" (did you mean "spread"?)
+        "#]],
+    );
+}

@@ -407,6 +407,54 @@ fn the_same_text_always_makes_the_same_version() {
     assert_eq!(stored, good(ORDERS));
 }
 
+#[test]
+fn a_file_from_before_there_were_queues_keeps_its_hash() {
+    let hash = good("id: d\ntasks: { t: { exec: [echo, hello], retries: 1 } }").hash().to_string();
+    assert_eq!(
+        hash, "dcdd560feaaab822abb3f2e060b9f5dc53a7dfa37b9ab9bda358d29e633fd031",
+        "a new key must be left out of the stored form where it is not written"
+    );
+}
+
+#[test]
+fn a_task_says_where_it_may_run_and_where_it_would_rather() {
+    let task = task(
+        "empty: true\ntolerations: [gpu, dedicated=etl]\nqueue: big\nrun_as: etl\non_disconnect: stop\n\
+         affinity: { prefer: [{ label: disk=ssd, weight: 10 }, { label: zone=b }], spread: zone }",
+    );
+    expect![[r#"
+        {
+          "tolerations": [
+            "gpu",
+            "dedicated=etl"
+          ],
+          "affinity": {
+            "prefer": [
+              {
+                "label": "disk",
+                "value": "ssd",
+                "weight": 10
+              },
+              {
+                "label": "zone",
+                "value": "b",
+                "weight": 1
+              }
+            ],
+            "spread": "zone"
+          },
+          "queue": "big",
+          "run_as": "etl",
+          "on_disconnect": "stop"
+        }"#]]
+    .assert_eq(&{
+        let mut stored = serde_json::to_value(&task).unwrap();
+        let new = ["affinity", "on_disconnect", "queue", "run_as", "tolerations"];
+        stored.as_object_mut().unwrap().retain(|key, _| new.contains(&key.as_str()));
+        serde_json::to_string_pretty(&stored).unwrap()
+    });
+}
+
 /// A file that uses one key with its sample, and what else it takes to be complete.
 fn sample_file(table: &'static [Key], key: &Key) -> String {
     let Key { name, sample, .. } = key;
@@ -427,12 +475,28 @@ fn sample_file(table: &'static [Key], key: &Key) -> String {
         format!("id: d\ntasks: {{ t: {{ http: {{ {name}: {sample}{url} }} }} }}")
     } else if table.as_ptr() == keys::SCHEDULE.as_ptr() {
         format!("id: d\nschedule: {{ {name}: {sample} }}\ntasks: {{ t: {{ empty: true }} }}")
+    } else if table.as_ptr() == keys::AFFINITY.as_ptr() {
+        format!("id: d\ntasks: {{ t: {{ empty: true, affinity: {{ {name}: {sample} }} }} }}")
+    } else if table.as_ptr() == keys::PREFERENCE.as_ptr() {
+        let label = if *name == "label" { "" } else { ", label: disk=ssd" };
+        format!(
+            "id: d\ntasks: {{ t: {{ empty: true, affinity: {{ prefer: [{{ {name}: {sample}{label} }}] }} }} }}"
+        )
     } else {
         format!("id: d\ntasks: {{ t: {{ empty: true, env: {{ X: {{ {name}: {sample} }} }} }} }}")
     }
 }
 
-const TABLES: [&[Key]; 6] = [keys::DAG, keys::TASK, keys::PYTHON, keys::HTTP, keys::SCHEDULE, keys::SECRET];
+const TABLES: [&[Key]; 8] = [
+    keys::DAG,
+    keys::TASK,
+    keys::PYTHON,
+    keys::HTTP,
+    keys::SCHEDULE,
+    keys::SECRET,
+    keys::AFFINITY,
+    keys::PREFERENCE,
+];
 
 #[test]
 fn every_key_of_the_table_is_accepted_and_changes_the_dag() {

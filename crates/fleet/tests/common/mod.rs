@@ -194,6 +194,8 @@ pub fn hello(node: &str, session: u64) -> Hello {
         session: Some(wire::Id { high: 1, low: session }),
         capacity: [("cpu".to_owned(), 4_000)].into(),
         labels: [("zone".to_owned(), "b".to_owned())].into(),
+        taints: vec!["gpu=a100".into()],
+        queues: vec!["big".into()],
     }
 }
 

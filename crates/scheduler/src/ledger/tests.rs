@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use proptest::prelude::*;
+use tenure_model::QueueName;
 
 use super::*;
 
@@ -12,6 +13,8 @@ fn ledger(slots: u32, cpus: u64) -> Ledger {
         node: NodeId::new("n"),
         capacity: Resources::default().with("cpu", cpus * 1_000).with(Resources::TASKS, 1_000_000),
         labels: BTreeMap::new(),
+        taints: BTreeSet::new(),
+        queues: BTreeSet::from([QueueName::default()]),
         version: String::new(),
         registered_at: Timestamp::UNIX_EPOCH,
         draining: false,

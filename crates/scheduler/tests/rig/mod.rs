@@ -254,12 +254,11 @@ impl Rig {
     }
 
     pub async fn named_node(&self, name: &str, tasks: u64) {
-        let node = NodeRegistration {
-            node: NodeId::new(name),
-            capacity: Resources::default().with(Resources::TASKS, tasks * 1_000),
-            labels: Default::default(),
-            version: "test".into(),
-        };
+        let capacity = Resources::default().with(Resources::TASKS, tasks * 1_000);
+        self.register_node(NodeRegistration::new(NodeId::new(name), capacity, "test")).await;
+    }
+
+    pub async fn register_node(&self, node: NodeRegistration) {
         self.store.register_node(&node, self.clock.now()).await.unwrap();
     }
 

@@ -9,22 +9,29 @@ use tokio_postgres::types::ToSql;
 
 use super::Deed;
 use crate::batch;
-use crate::rows::{self, Cells};
+use crate::rows::{self, Cells, node_columns};
 
 const PUT_POOL: &str = "INSERT INTO pools (tenant, name, slots, description) VALUES ($1, $2, $3, $4)
     ON CONFLICT (tenant, name) DO UPDATE SET slots = excluded.slots, description = excluded.description";
 const DELETE_POOL: &str = "DELETE FROM pools WHERE tenant = $1 AND name = $2";
 const FORGET_SHARES: &str = "DELETE FROM shares WHERE what = $1";
 /// Nothing that anybody decides by has changed.
-const SEEN_AGAIN: &str = "UPDATE nodes SET version = $4, registered_at = $5
-    WHERE node = $1 AND capacity = $2 AND labels = $3
-    RETURNING node, capacity, labels, version, registered_at, draining";
+const SEEN_AGAIN: &str = concat!(
+    "UPDATE nodes SET version = $6, registered_at = $7
+    WHERE node = $1 AND capacity = $2 AND labels = $3 AND taints = $4 AND queues = $5
+    RETURNING ",
+    node_columns!()
+);
 /// A node that comes back keeps what operators have decided about it.
-const PUT_NODE: &str = "INSERT INTO nodes (node, capacity, labels, version, registered_at, draining)
-    VALUES ($1, $2, $3, $4, $5, false)
+const PUT_NODE: &str = concat!(
+    "INSERT INTO nodes (node, capacity, labels, taints, queues, version, registered_at, draining)
+    VALUES ($1, $2, $3, $4, $5, $6, $7, false)
     ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
+        taints = excluded.taints, queues = excluded.queues,
         version = excluded.version, registered_at = excluded.registered_at
-    RETURNING node, capacity, labels, version, registered_at, draining";
+    RETURNING ",
+    node_columns!()
+);
 
 pub(super) async fn put_pool(
     deed: &Deed<'_>,
@@ -71,8 +78,10 @@ pub(super) async fn register_node(
 ) -> Result<NodeRecord, StoreError> {
     let capacity = serde_json::to_string(&node.capacity).expect("a capacity is plain data");
     let labels = serde_json::to_string(&node.labels).expect("labels are plain data");
+    let taints = serde_json::to_string(&node.taints).expect("taints are plain data");
+    let queues = serde_json::to_string(&node.queues).expect("queues are plain data");
     let (name, version) = (node.node.as_str(), rows::storable(&node.version));
-    let params: [&(dyn ToSql + Sync); 5] = [&name, &capacity, &labels, &version, &at];
+    let params: [&(dyn ToSql + Sync); 7] = [&name, &capacity, &labels, &taints, &queues, &version, &at];
     if let Some(row) = deed.session.row(SEEN_AGAIN, &params).await? {
         return rows::node(&mut Cells::of(&row));
     }
