@@ -10,6 +10,7 @@ pub mod alone;
 pub mod attention;
 pub mod chores;
 pub mod edits;
+pub mod identities;
 pub mod orphans;
 pub mod passes;
 pub mod presence;
@@ -204,6 +205,15 @@ macro_rules! exercise {
                 a_replica_says_anew_whom_it_hears,
                 what_was_heard_long_ago_does_not_count,
             ],
+            identities: [
+                a_join_token_gives_an_identity_and_is_used_up,
+                a_join_whose_answer_was_lost_is_repeated_for_free,
+                a_token_that_does_not_fit_lets_nobody_in,
+                a_name_that_is_taken_needs_a_token_of_its_own,
+                a_valid_identity_is_renewed_and_no_other,
+                a_removed_node_is_refused_with_all_its_identities,
+                a_removed_node_is_listed_while_it_holds_something,
+            ],
             chores: [
                 only_the_leader_of_the_controller_does_chores,
                 an_old_run_goes_with_all_it_had_but_its_audit,
@@ -235,6 +245,7 @@ mod tests {
             include_str!("attention.rs"),
             include_str!("chores.rs"),
             include_str!("edits.rs"),
+            include_str!("identities.rs"),
             include_str!("orphans.rs"),
             include_str!("passes.rs"),
             include_str!("presence.rs"),

@@ -13,6 +13,7 @@ mod deed;
 mod describe;
 mod errors;
 mod fence;
+mod identities;
 mod intent;
 mod leases;
 mod listen;

@@ -342,12 +342,32 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, StoreError> {
 
 macro_rules! node_columns {
     () => {
-        "node, capacity, labels, taints, queues, version, registered_at, draining"
+        "node, capacity, labels, taints, queues, version, registered_at, draining OR removed_at IS NOT NULL"
     };
 }
 pub(crate) use node_columns;
 
-pub(crate) const NODES: &str = concat!("SELECT ", node_columns!(), " FROM nodes ORDER BY node");
+/// Tasks that are bound to a node.
+macro_rules! held {
+    ($node:literal) => {
+        concat!(
+            "SELECT count(*) FROM runs r JOIN task_instances t ON t.run = r.key
+             WHERE r.state IN ('queued', 'running') AND t.node = ",
+            $node,
+            " AND t.state IN ('queued', 'running', 'restarting')"
+        )
+    };
+}
+pub(crate) use held;
+
+/// One that was removed is there while it holds something, and gets nothing more.
+pub(crate) const NODES: &str = concat!(
+    "SELECT ",
+    node_columns!(),
+    " FROM nodes n WHERE removed_at IS NULL OR (",
+    held!("n.node"),
+    ") > 0 ORDER BY node"
+);
 
 pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, StoreError> {
     Ok(NodeRecord {

@@ -13,6 +13,7 @@ mod commit_pass;
 mod edits;
 mod errors;
 mod files;
+mod identities;
 mod intent;
 mod leases;
 mod limits;

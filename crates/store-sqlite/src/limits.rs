@@ -7,6 +7,7 @@ use tenure_store::{Attention, NodeRecord, NodeRegistration, PoolRecord, Trigger}
 
 use crate::Office;
 use crate::errors::Fail;
+use crate::identities::held;
 use crate::rows::{At, all, node, node_columns, one, pool};
 use crate::trail::{self, By};
 use crate::writer::Tx;
@@ -16,7 +17,13 @@ pub(crate) fn pools(conn: &Connection) -> Result<Vec<PoolRecord>, Fail> {
 }
 
 pub(crate) fn nodes(conn: &Connection) -> Result<Vec<NodeRecord>, Fail> {
-    let mut select = conn.prepare_cached(concat!("SELECT ", node_columns!(), " FROM nodes ORDER BY node"))?;
+    let mut select = conn.prepare_cached(concat!(
+        "SELECT ",
+        node_columns!(),
+        " FROM nodes WHERE removed_at IS NULL OR (",
+        held!("nodes.node"),
+        ") > 0 ORDER BY node"
+    ))?;
     all(&mut select, [], node)
 }
 
@@ -80,7 +87,11 @@ pub(crate) fn register_node(
     at: Timestamp,
 ) -> Result<NodeRecord, Fail> {
     let NodeRegistration { node: name, capacity, labels, taints, queues, version } = registration;
-    let mut select = tx.prepare_cached(concat!("SELECT ", node_columns!(), " FROM nodes WHERE node = ?1"))?;
+    let mut select = tx.prepare_cached(concat!(
+        "SELECT ",
+        node_columns!(),
+        " FROM nodes WHERE node = ?1 AND removed_at IS NULL"
+    ))?;
     let same = |known: &NodeRecord| {
         (&known.capacity, &known.labels, &known.taints, &known.queues, &known.version)
             == (capacity, labels, taints, queues, version)
@@ -91,7 +102,7 @@ pub(crate) fn register_node(
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 0)
          ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
              taints = excluded.taints, queues = excluded.queues,
-             version = excluded.version, registered_at = excluded.registered_at
+             version = excluded.version, registered_at = excluded.registered_at, removed_at = NULL
          RETURNING ",
         node_columns!()
     ))?;

@@ -7,7 +7,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// In order; a released step is never edited, the next one is appended.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     include_str!("../migrations/0001_initial.sql"),
     concat!(
         include_str!("../migrations/0002_set_fences_aside.sql"),
@@ -16,6 +16,7 @@ const STEPS: [&str; 4] = [
     ),
     include_str!("../migrations/0003_shards.sql"),
     include_str!("../migrations/0004_taints.sql"),
+    include_str!("../migrations/0005_identities.sql"),
 ];
 /// The same for a file that holds nothing but leases.
 const LEASE_STEPS: [&str; 1] = [include_str!("../migrations/leases_0001.sql")];

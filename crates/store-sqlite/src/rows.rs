@@ -376,7 +376,7 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, Fail> {
 
 macro_rules! node_columns {
     () => {
-        "node, capacity, labels, taints, queues, version, registered_at, draining"
+        "node, capacity, labels, taints, queues, version, registered_at, draining OR removed_at IS NOT NULL"
     };
 }
 pub(crate) use node_columns;

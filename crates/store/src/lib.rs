@@ -1,9 +1,9 @@
 //! The contract of a state database, in domain verbs. Each verb is one transaction.
 //!
-//! Four traits, four kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
+//! Five traits, five kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
 //! fenced), [`IntentStore`] for users and agents (guarded by the state they expect, and every change
 //! that an owner must notice leaves an *attention* row in the same transaction), [`ChoreStore`] for the
-//! controller that tidies up, [`Views`] for screens.
+//! controller that tidies up, [`IdentityStore`] for the door that nodes come in by, [`Views`] for screens.
 //! SQL lives in the crates that implement them; `tenure-store-conformance` holds them to one behaviour.
 //!
 //! How writers are kept apart: a run has a `revision` that every transaction touching the run or its
@@ -14,6 +14,7 @@
 mod derived;
 pub mod edit;
 mod error;
+mod identity;
 mod intent;
 mod scheduling;
 pub mod shares;
@@ -27,6 +28,10 @@ use tenure_lease::{FenceStore, LeaseStore};
 pub use derived::{next_tick, request_fingerprint};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
+pub use identity::{
+    IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken, NodeIdentity, RemovedNode,
+    Renewal, cannot_renew, digest_in_use, name_in_use, removed_since, unknown_join_token,
+};
 pub use intent::{
     CONTROLLER_SCOPE, ChoreStore, ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration,
     IntentStore, MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
@@ -43,7 +48,13 @@ pub use views::{
 };
 
 /// A whole state database.
-pub trait Store: SchedulingStore + IntentStore + ChoreStore + Views + LeaseStore + FenceStore {}
-impl<T: SchedulingStore + IntentStore + ChoreStore + Views + LeaseStore + FenceStore> Store for T {}
+pub trait Store:
+    SchedulingStore + IntentStore + IdentityStore + ChoreStore + Views + LeaseStore + FenceStore
+{
+}
+impl<T: SchedulingStore + IntentStore + IdentityStore + ChoreStore + Views + LeaseStore + FenceStore> Store
+    for T
+{
+}
 
 pub type SharedStore = Arc<dyn Store>;

@@ -19,6 +19,7 @@ const FORGET_SHARES: &str = "DELETE FROM shares WHERE what = $1";
 const SEEN_AGAIN: &str = concat!(
     "UPDATE nodes SET version = $6, registered_at = $7
     WHERE node = $1 AND capacity = $2 AND labels = $3 AND taints = $4 AND queues = $5
+        AND removed_at IS NULL
     RETURNING ",
     node_columns!()
 );
@@ -28,7 +29,7 @@ const PUT_NODE: &str = concat!(
     VALUES ($1, $2, $3, $4, $5, $6, $7, false)
     ON CONFLICT (node) DO UPDATE SET capacity = excluded.capacity, labels = excluded.labels,
         taints = excluded.taints, queues = excluded.queues,
-        version = excluded.version, registered_at = excluded.registered_at
+        version = excluded.version, registered_at = excluded.registered_at, removed_at = NULL
     RETURNING ",
     node_columns!()
 );
