@@ -38,7 +38,7 @@ use error::ApiError;
 use input::LARGEST_BODY;
 
 pub use leases::LeaseApi;
-pub use serve::{ServeLimits, serve, serve_within};
+pub use serve::{Door, ServeLimits, serve, serve_within};
 pub use state::{
     ApiState, Attachments, DagParser, Diagnostic, HealthSource, ImportError, SchedulerHealth, ScopeHealth,
     TokenDigest,

@@ -136,6 +136,7 @@ async fn main() {
         fleets.push(fleet);
     }
     let config = LinksConfig {
+        trust: Default::default(),
         servers,
         token: TOKEN.into(),
         node: NodeId::new("player"),

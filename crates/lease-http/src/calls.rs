@@ -13,6 +13,7 @@ use serde_json::Value;
 use tenure_clock::Clock;
 use tenure_lease::{BoxError, LeaseError};
 use ureq::http::{Request, Response, Uri};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, AsSendBody, Body, Timeout};
 
 use crate::wire::Refusal;
@@ -43,6 +44,7 @@ pub struct Servers {
     addresses: Vec<String>,
     authorization: Option<String>,
     agent: Agent,
+    tls: TlsConfig,
     clock: Arc<dyn Clock>,
     /// The one that answered last.
     preferred: AtomicUsize,
@@ -56,11 +58,23 @@ impl Drop for Servers {
 }
 
 impl Servers {
-    pub fn new(addresses: &str, token: Option<&str>, clock: Arc<dyn Clock>) -> Result<Self, BadAddress> {
+    /// Without `authorities`, those that are compiled in are trusted.
+    pub fn new(
+        addresses: &str,
+        token: Option<&str>,
+        authorities: Option<&[&[u8]]>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, BadAddress> {
         let addresses = addresses.split(',').map(address).collect::<Result<Vec<_>, _>>()?;
+        let roots = authorities.map_or(RootCerts::WebPki, |known| {
+            let known: Vec<_> = known.iter().map(|known| Certificate::from_der(known).to_owned()).collect();
+            RootCerts::new_with_certs(&known)
+        });
+        let tls = TlsConfig::builder().root_certs(roots).build();
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
+            .tls_config(tls.clone())
             .max_idle_age(KEEP_IDLE_FOR)
             .max_idle_connections(IDLE_CONNECTIONS * addresses.len())
             .max_idle_connections_per_host(IDLE_CONNECTIONS)
@@ -72,6 +86,7 @@ impl Servers {
             addresses,
             authorization: token.map(|token| format!("Bearer {token}")),
             agent: config.build().new_agent(),
+            tls,
             clock,
             preferred: AtomicUsize::new(0),
         })
@@ -79,6 +94,10 @@ impl Servers {
 
     pub fn addresses(&self) -> &[String] {
         &self.addresses
+    }
+
+    pub fn tls(&self) -> &TlsConfig {
+        &self.tls
     }
 
     pub fn authorization(&self) -> Option<&str> {

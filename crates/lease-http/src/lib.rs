@@ -67,8 +67,23 @@ impl HttpLeases {
         clock: Arc<dyn Clock>,
         entropy: Entropy,
     ) -> Result<Self, BadAddress> {
-        let servers = Arc::new(Servers::new(addresses, token, clock)?);
-        Ok(Self { servers, entropy, hints: broadcast::Sender::new(HINTS), watching: Mutex::default() })
+        Ok(Self::over(Servers::new(addresses, token, None, clock)?, entropy))
+    }
+
+    /// The same, for servers whose certificates come from these authorities (DER) and from no others.
+    pub fn trusting(
+        authorities: &[&[u8]],
+        addresses: &str,
+        token: Option<&str>,
+        clock: Arc<dyn Clock>,
+        entropy: Entropy,
+    ) -> Result<Self, BadAddress> {
+        Ok(Self::over(Servers::new(addresses, token, Some(authorities), clock)?, entropy))
+    }
+
+    fn over(servers: Servers, entropy: Entropy) -> Self {
+        let servers = Arc::new(servers);
+        Self { servers, entropy, hints: broadcast::Sender::new(HINTS), watching: Mutex::default() }
     }
 }
 

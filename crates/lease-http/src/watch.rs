@@ -36,6 +36,7 @@ impl Watching {
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
+            .tls_config(servers.tls().clone())
             .timeout_resolve(Some(CONNECT_WITHIN))
             .timeout_connect(Some(CONNECT_WITHIN))
             .timeout_recv_response(Some(ANSWER_WITHIN))

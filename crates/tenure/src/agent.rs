@@ -12,16 +12,17 @@ use clap::Args;
 use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_model::{NodeId, QueueName, Resources, Taint};
+use tenure_tls::Trust;
 use tokio::sync::watch;
 
-use crate::cli::{Globals, endpoint};
+use crate::cli::{Failure, Globals, endpoint, trust};
 use crate::data::DataFolder;
 use crate::node;
 use crate::replica::{start_logging, stop_signal};
 
 pub const HELP: &str = "\
 Examples:
-  tenure agent --server http://10.0.0.7:8080,http://10.0.0.8:8080 --token …
+  tenure agent --server https://10.0.0.7:8080,https://10.0.0.8:8080 --ca ca.pem --token …
   tenure agent --name gpu-7 --label zone=b --capacity cpu=4,memory=8Gi,gpu=2
   tenure agent --taint gpu --queue default,training        only tasks that tolerate gpu, of these queues
 
@@ -52,8 +53,12 @@ pub struct AgentArgs {
 
 pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
     start_logging();
-    let endpoint = match endpoint(globals) {
-        Ok(endpoint) => endpoint,
+    let found = endpoint(globals).and_then(|endpoint| {
+        let trust = trust(globals, &endpoint.url)?;
+        Ok::<_, Failure>((endpoint, trust))
+    });
+    let (endpoint, trust) = match found {
+        Ok(found) => found,
         Err(failure) => {
             eprintln!("error: {failure}");
             return failure.exit_code();
@@ -64,7 +69,7 @@ pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let servers = endpoint.url.split(',').map(str::trim).filter(|url| !url.is_empty());
-    let way = Way { servers: servers.map(str::to_owned).collect(), token };
+    let way = Way { servers: servers.map(str::to_owned).collect(), trust, token };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -84,6 +89,7 @@ pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
 /// To whom, and with what.
 struct Way {
     servers: Vec<String>,
+    trust: Trust,
     token: String,
 }
 
@@ -99,6 +105,7 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
     let links = Links::new(
         LinksConfig {
             servers: way.servers,
+            trust: way.trust,
             token: way.token,
             node: machine.node.clone(),
             capacity: capacity(machine.capacity, args.capacity),

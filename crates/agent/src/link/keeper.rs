@@ -11,7 +11,7 @@ use tenure_agent_proto::{
 use tenure_model::{Assignment, AttemptId, QueueName, Taint};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
-use tonic::transport::Endpoint;
+use tonic::transport::{ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
 use uuid::Uuid;
 
@@ -44,14 +44,18 @@ impl Server {
     pub fn parse(url: &str) -> Result<Self, BadLinks> {
         let bad = |reason: &str| BadLinks::BadServer { url: url.to_owned(), reason: reason.to_owned() };
         let trimmed = url.trim().trim_end_matches('/');
-        let Some(rest) = trimmed.strip_prefix("http://") else {
-            return Err(bad("it does not begin with http://"));
+        let Some(rest) = trimmed.strip_prefix("http://").or_else(|| trimmed.strip_prefix("https://")) else {
+            return Err(bad("it begins with neither http:// nor https://"));
         };
         if rest.is_empty() || rest.contains('/') {
-            return Err(bad("it is http://, a host and a port"));
+            return Err(bad("it is http:// or https://, a host and a port"));
         }
         Endpoint::from_shared(trimmed.to_owned()).map_err(|error| bad(&error.to_string()))?;
         Ok(Self(trimmed.to_owned()))
+    }
+
+    fn is_secure(&self) -> bool {
+        self.0.starts_with("https://")
     }
 }
 
@@ -153,7 +157,14 @@ impl Keeper {
 
     async fn connect(&self) -> Over {
         let shared = &self.shared;
-        let endpoint = Endpoint::from_shared(self.server.0.clone()).expect("it was parsed before");
+        let mut endpoint = Endpoint::from_shared(self.server.0.clone()).expect("it was parsed before");
+        if self.server.is_secure() {
+            let tls = ClientTlsConfig::new().trust_anchors(shared.config.trust.anchors().iter().cloned());
+            endpoint = match endpoint.tls_config(tls) {
+                Ok(endpoint) => endpoint,
+                Err(error) => return Over::Failed(Trouble::unreachable(&error)),
+            };
+        }
         let endpoint = endpoint
             .connect_timeout(CONNECT_WITHIN)
             .http2_keep_alive_interval(PING_EVERY)
@@ -280,7 +291,16 @@ impl Keeper {
 
     /// Other replicas are reached too, as soon as somebody tells of them.
     fn meet(&self, wire: &Wire, welcome: Welcome) {
-        let peers: Vec<Server> = welcome.peers.iter().filter_map(|url| Server::parse(url).ok()).collect();
+        let known = welcome.peers.iter().filter_map(|url| Server::parse(url).ok());
+        // What opens a door is not shown in clear on the word of somebody else.
+        let fit = |peer: &Server| {
+            let fit = peer.is_secure() || !self.server.is_secure();
+            if !fit {
+                tracing::warn!("{peer} is not connected to: {} speaks TLS, and it does not", self.server);
+            }
+            fit
+        };
+        let peers: Vec<Server> = known.filter(fit).collect();
         *lock(&wire.peers) = peers.clone();
         for peer in peers {
             add(&self.shared, &self.worker, peer, false);

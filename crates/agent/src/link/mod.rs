@@ -20,6 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tenure_clock::{Clock, Entropy};
 use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, QueueName, Report, Resources, Taint};
+use tenure_tls::Trust;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -60,8 +61,10 @@ impl Worker for Agent {
 
 #[derive(Clone)]
 pub struct LinksConfig {
-    /// Where replicas can be reached, like `http://10.0.0.7:8080`. The others are learned from these.
+    /// Where replicas can be reached, like `https://10.0.0.7:8080`. The others are learned from these.
     pub servers: Vec<String>,
+    /// Whose word on who a replica is counts, where it speaks TLS.
+    pub trust: Trust,
     pub token: String,
     pub node: NodeId,
     pub capacity: Resources,

@@ -23,6 +23,10 @@ pub enum Trouble {
     Unreachable {
         error: String,
     },
+    /// No TLS that both sides agree to.
+    Tls {
+        said: String,
+    },
     /// The token is not accepted.
     WrongToken {
         said: String,
@@ -50,7 +54,8 @@ impl Trouble {
     /// Trying again soon will not help; somebody has to change something.
     pub fn needs_somebody(&self) -> bool {
         match self {
-            Self::WrongToken { .. }
+            Self::Tls { .. }
+            | Self::WrongToken { .. }
             | Self::OtherVersion { .. }
             | Self::NotTenure { .. }
             | Self::NameTaken { .. } => true,
@@ -58,8 +63,11 @@ impl Trouble {
         }
     }
 
-    pub(super) fn unreachable(error: &dyn Error) -> Self {
-        Self::Unreachable { error: with_causes(error) }
+    pub(super) fn unreachable(error: &(dyn Error + 'static)) -> Self {
+        match tenure_tls::explain(error) {
+            Some(said) => Self::Tls { said },
+            None => Self::Unreachable { error: with_causes(error) },
+        }
     }
 
     pub(super) fn from_status(status: &Status) -> Self {
@@ -71,7 +79,7 @@ impl Trouble {
             Code::Unimplemented => Self::NotTenure { said },
             // The connection's own troubles come with their cause.
             _ => match status.source() {
-                Some(source) => Self::Unreachable { error: with_causes(source) },
+                Some(source) => Self::unreachable(source),
                 None => Self::Ended { said },
             },
         }
@@ -99,7 +107,7 @@ impl fmt::Display for Trouble {
             Self::WrongToken { said } => {
                 write!(f, "it does not accept the token ({said}): give the right one with --token")
             }
-            Self::OtherVersion { said } => f.write_str(said),
+            Self::Tls { said } | Self::OtherVersion { said } => f.write_str(said),
             Self::NotTenure { said } => {
                 write!(f, "what answers there is no Tenure server ({said}): check --server")
             }

@@ -228,6 +228,7 @@ impl Linked {
 
 pub fn links(servers: &[String], token: &str) -> Links {
     let config = LinksConfig {
+        trust: Default::default(),
         servers: servers.to_vec(),
         token: token.into(),
         node: NodeId::new("n1"),

@@ -9,7 +9,9 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use serde_json::Value;
+use tenure_tls::Trust;
 use ureq::http::{Request, Response};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use super::Globals;
@@ -28,29 +30,32 @@ const PAGE: usize = 1000;
 pub struct Client {
     agent: Agent,
     endpoint: Endpoint,
+    trust: Trust,
 }
 
 impl Client {
     pub fn connect(globals: &Globals) -> Result<Self, Failure> {
-        endpoint(globals).map(Self::to)
+        let endpoint = endpoint(globals)?;
+        let trust = trust(globals, &endpoint.url)?;
+        Ok(Self::reaching(endpoint, trust, Some(ANSWER_WITHIN)))
     }
 
-    pub fn to(endpoint: Endpoint) -> Self {
-        Self::reaching(endpoint, Some(ANSWER_WITHIN))
-    }
-
-    fn reaching(endpoint: Endpoint, answer_within: Option<Duration>) -> Self {
+    fn reaching(endpoint: Endpoint, trust: Trust, answer_within: Option<Duration>) -> Self {
+        let authorities: Vec<Certificate<'static>> =
+            trust.authorities().iter().map(|known| Certificate::from_der(known).to_owned()).collect();
+        let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&authorities)).build();
         let mut config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .timeout_connect(Some(CONNECT_WITHIN))
             .timeout_recv_response(Some(ANSWER_WITHIN))
             .timeout_global(answer_within)
+            .tls_config(tls)
             .user_agent(concat!("tenure/", env!("CARGO_PKG_VERSION")));
         if is_loopback(&endpoint.url) {
             config = config.proxy(None); // a proxy cannot reach what listens on this machine only
         }
-        Self { agent: config.build().new_agent(), endpoint }
+        Self { agent: config.build().new_agent(), endpoint, trust }
     }
 
     pub fn url(&self) -> &str {
@@ -85,7 +90,7 @@ impl Client {
 
     /// An answer without an end, line by line. Whoever reads it minds the silence.
     pub fn stream(&self, path: &Path) -> Result<Box<dyn BufRead + Send>, Failure> {
-        let patient = Self::reaching(self.endpoint.clone(), None);
+        let patient = Self::reaching(self.endpoint.clone(), self.trust.clone(), None);
         let answer = patient.exchange("GET", path, None, &[("Accept", "text/event-stream")])?;
         match answer.status().as_u16() {
             200..=299 => Ok(Box::new(BufReader::new(answer.into_body().into_reader()))),
@@ -201,6 +206,14 @@ impl Client {
 
     fn unreachable(&self, error: ureq::Error) -> Failure {
         let url = &self.endpoint.url;
+        let tls = match &error {
+            ureq::Error::Rustls(cause) => tenure_tls::explain(cause),
+            ureq::Error::Io(cause) => tenure_tls::explain(cause),
+            _ => None,
+        };
+        if let Some(said) = tls {
+            return Failure::Unreachable(format!("no connection to the Tenure server at {url}: {said}"));
+        }
         Failure::Unreachable(match error {
             ureq::Error::BadUri(_) | ureq::Error::Http(_) => format!("{url} is not an address: {error}"),
             _ => format!("the Tenure server at {url} cannot be reached: {error}"),
@@ -212,6 +225,15 @@ impl Client {
             "the answer of {}{} cannot be understood: {what}",
             self.endpoint.url, path.text
         ))
+    }
+}
+
+/// Whose word counts on who the server is. Without TLS nobody is asked.
+pub fn trust(globals: &Globals, urls: &str) -> Result<Trust, Failure> {
+    let named = globals.ca.as_deref().filter(|path| !path.as_os_str().is_empty());
+    match urls.contains("https://") {
+        true => Trust::load(named).map_err(|error| Failure::Usage(format!("--ca: {error}"))),
+        false => Ok(Trust::default()),
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::screen::{self, cell};
 use super::{Context, Failure};
+use crate::replica;
 use crate::settings::{Edition, ServerSettings, Settings, Shown};
 
 #[derive(Debug, Subcommand)]
@@ -21,6 +22,8 @@ pub fn run(command: &ConfigCommand, context: &Context) -> Result<(), Failure> {
     let ConfigCommand::Check(given) = command;
     let settled = Settings::load(Edition::Server, &given.0);
     let settings = settled.map_err(|problems| Failure::Usage(problems.to_string()))?;
+    // Whoever checks wants to know before the next start does.
+    replica::tls(&settings).map_err(|error| Failure::Usage(format!("{error:#}")))?;
     if context.screen.is_json() {
         return screen::json(&as_json(&settings.shown));
     }

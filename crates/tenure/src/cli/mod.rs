@@ -26,8 +26,8 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 
-pub use client::endpoint;
 use client::{Client, Path};
+pub use client::{endpoint, trust};
 pub use failure::{Failure, NOT_THE_MASTER};
 use screen::Screen;
 
@@ -68,6 +68,9 @@ pub struct Globals {
         help_heading = "Global options"
     )]
     pub token: Option<String>,
+    /// Certificates (PEM) of authorities to trust beside the system's, for servers at https://
+    #[arg(long, global = true, env = "TENURE_CA", value_name = "FILE", help_heading = "Global options")]
+    pub ca: Option<std::path::PathBuf>,
     /// How results are printed: as tables for people or as JSON for scripts
     #[arg(
         short,

@@ -10,7 +10,7 @@ use tenure_lease_http::HttpLeases;
 use tenure_store_postgres::{PostgresLeaseOptions, PostgresLeases};
 use tenure_store_sqlite::SqliteLeases;
 
-use crate::cli::{Failure, Globals, endpoint};
+use crate::cli::{Failure, Globals, endpoint, trust};
 use crate::discovery::{self, Endpoint};
 use crate::epochs::Epochs;
 
@@ -61,7 +61,11 @@ impl Backend {
                     discovery::unambiguous().map_err(Failure::Usage)?;
                 }
                 let Endpoint { url, token, .. } = endpoint(&globals)?;
-                let leases = HttpLeases::new(&url, token.as_deref(), Arc::clone(clock), entropy.clone());
+                let trust = trust(&globals, &url)?;
+                let authorities: Vec<&[u8]> =
+                    trust.authorities().iter().map(|known| known.as_ref()).collect();
+                let (token, clock) = (token.as_deref(), Arc::clone(clock));
+                let leases = HttpLeases::trusting(&authorities, &url, token, clock, entropy.clone());
                 let leases = leases.map_err(|error| Failure::Usage(error.to_string()))?;
                 Ok(Opened::both(leases, url))
             }

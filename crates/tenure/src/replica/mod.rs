@@ -23,7 +23,7 @@ use axum::Router;
 use object_store::ObjectStore;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use tenure_api::{ApiState, ImportError, ServeLimits, TokenDigest};
+use tenure_api::{ApiState, Door, ImportError, ServeLimits, TokenDigest};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::{DispatchMetrics, EnvSecrets, Executor, PoolSize};
 use tenure_lease::{Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Session};
@@ -32,12 +32,13 @@ use tenure_scheduler::{
     SchedulerMetrics, SchedulerParts,
 };
 use tenure_store::SharedStore;
+use tenure_tls::ServerTls;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::elect::own_name;
-use crate::settings::{Edition, Given, Settings};
+use crate::elect::{host_name, own_name};
+use crate::settings::{Edition, Given, Settings, TlsFiles};
 use health::{Health, Vitals};
 
 pub use database::{Database, waiting};
@@ -93,13 +94,34 @@ where
     }
 }
 
-/// Also says where it really listens, should the port have been left open.
-pub async fn listen(settings: &Settings) -> Result<(TcpListener, SocketAddr)> {
+/// What is shown to clients, if TLS is spoken here.
+pub fn tls(settings: &Settings) -> Result<Option<ServerTls>> {
+    let Some(TlsFiles { certificate, key }) = &settings.tls else { return Ok(None) };
+    let tls = ServerTls::load(certificate, key).context("TLS cannot be served (--tls-cert, --tls-key)")?;
+    Ok(Some(tls))
+}
+
+/// Opens the port, and takes up renewed certificates from then on. Also says where it really listens, should the port
+/// have been left open.
+pub async fn listen(settings: &Settings) -> Result<(Door, SocketAddr)> {
+    let tls = tls(settings)?;
     let listener = TcpListener::bind(settings.listen).await.with_context(|| {
         format!("cannot listen on {} (choose another address with --listen)", settings.listen)
     })?;
     let address = listener.local_addr()?;
-    Ok((listener, address))
+    if let Some(tls) = &tls {
+        tokio::spawn(tls.clone().keep_fresh());
+    }
+    Ok((Door { listener, tls: tls.as_ref().map(ServerTls::config) }, address))
+}
+
+/// How others reach this process: as somebody has said, or where it listens; the host's name stands in for a wildcard.
+pub fn address_of(settings: &Settings, listening: SocketAddr) -> String {
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    settings.advertise.clone().unwrap_or_else(|| match listening.ip().is_unspecified() {
+        true => format!("{scheme}://{}:{}", host_name(), listening.port()),
+        false => format!("{scheme}://{listening}"),
+    })
 }
 
 /// Who this process is in the lease records and in the audit trail.
@@ -206,7 +228,7 @@ impl Replica {
 
     /// Opens the door. Its own metrics are shown from here on; whoever has more registers them before.
     pub fn serve(&mut self, frontage: Frontage<'_>) -> Front {
-        let Frontage { listener, database, ground, token, logs, import_errors, info, more } = frontage;
+        let Frontage { door, database, ground, token, logs, import_errors, info, more } = frontage;
         let state = ApiState {
             store: Arc::clone(&self.store),
             leases: Arc::clone(&database.lent.leases),
@@ -225,7 +247,7 @@ impl Replica {
         let shutdown = CancellationToken::new();
         let router = tenure_api::router(state).merge(more);
         let limits = ServeLimits { connections: CONNECTIONS, ..ServeLimits::default() };
-        let serving = tenure_api::serve_within(limits, listener, router, shutdown.clone());
+        let serving = tenure_api::serve_within(limits, door, router, shutdown.clone());
         Front { task: tokio::spawn(serving), shutdown }
     }
 
@@ -247,7 +269,7 @@ pub type ImportErrors = Arc<RwLock<Vec<ImportError>>>;
 
 /// What the API is served with.
 pub struct Frontage<'a> {
-    pub listener: TcpListener,
+    pub door: Door,
     pub ground: &'a Ground,
     pub database: &'a Database,
     pub token: TokenDigest,
@@ -296,5 +318,25 @@ impl Watching {
         if let Err(panic) = self.task.await {
             tracing::error!(%panic, "the dags folder's watcher panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_reached_where_it_listens_and_a_wildcard_by_the_hosts_name() {
+        let plain = Settings::load(Edition::Up, &Given::default()).unwrap();
+        let at = |settings: &Settings, text: &str| address_of(settings, text.parse().unwrap());
+        assert_eq!(at(&plain, "10.0.0.7:8080"), "http://10.0.0.7:8080");
+        assert_eq!(at(&plain, "[::1]:80"), "http://[::1]:80");
+        assert_eq!(at(&plain, "0.0.0.0:8080"), format!("http://{}:8080", host_name()));
+        assert_eq!(at(&plain, "[::]:8080"), format!("http://{}:8080", host_name()));
+        let files = TlsFiles { certificate: "c".into(), key: "k".into() };
+        let mut secure = Settings { tls: Some(files), ..plain };
+        assert_eq!(at(&secure, "10.0.0.7:8080"), "https://10.0.0.7:8080");
+        secure.advertise = Some("https://tenure.example".into());
+        assert_eq!(at(&secure, "10.0.0.7:8080"), "https://tenure.example");
     }
 }

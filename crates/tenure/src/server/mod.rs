@@ -4,7 +4,6 @@
 mod banner;
 mod token;
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -23,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::data::DataFolder;
 use crate::discovery;
-use crate::elect::host_name;
 use crate::replica::{
     self, DagFolder, Database, Frontage, Ground, ImportErrors, Porch, Replica, ReplicaParts, Watching,
 };
@@ -62,9 +60,9 @@ async fn start(ground: &Ground) -> Result<Server> {
     let Ground { settings, clock, entropy } = ground;
     let database_url = settings.database_url.as_ref().ok_or_else(|| anyhow!("a server needs a database"))?;
     let data = DataFolder::open(&settings.data, entropy)?;
-    let (listener, address) = replica::listen(settings).await?;
-    let url = settings.advertise.clone().unwrap_or_else(|| advertised(address));
-    let porch = Porch::open(listener)?;
+    let (door, address) = replica::listen(settings).await?;
+    let url = replica::address_of(settings, address);
+    let porch = Porch::open(door)?;
     token::must_be_there(database_url, entropy, &porch).await?;
     let database = Database::postgres(database_url, ground, &porch).await?;
     let token = token::settle(&database.store).await?;
@@ -100,7 +98,7 @@ async fn start(ground: &Ground) -> Result<Server> {
         Gate { sink: Arc::new(Desk(replica.desk())), admits: Arc::new(move |shown| token.matches(shown)) };
     let dags_folder = dags.as_ref().map(|dags| dags.root().to_owned());
     let front = replica.serve(Frontage {
-        listener: porch.close().await?,
+        door: porch.close().await?,
         ground,
         database: &database,
         token,
@@ -140,14 +138,6 @@ impl Server {
     }
 }
 
-/// How others reach an address that is not a wildcard; the host's name stands in for one that is.
-fn advertised(address: SocketAddr) -> String {
-    match address.ip().is_unspecified() {
-        true => format!("http://{}:{}", host_name(), address.port()),
-        false => format!("http://{address}"),
-    }
-}
-
 /// Agents' reports, on their way to whoever owns the run.
 struct Desk(ReportDesk);
 
@@ -155,19 +145,5 @@ struct Desk(ReportDesk);
 impl ReportSink for Desk {
     async fn submit(&self, report: Report) -> Ack {
         self.0.submit(report).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_is_advertised_where_it_listens_and_a_wildcard_by_the_hosts_name() {
-        let advertised = |text: &str| advertised(text.parse().unwrap());
-        assert_eq!(advertised("10.0.0.7:8080"), "http://10.0.0.7:8080");
-        assert_eq!(advertised("[::1]:80"), "http://[::1]:80");
-        assert_eq!(advertised("0.0.0.0:8080"), format!("http://{}:8080", host_name()));
-        assert_eq!(advertised("[::]:8080"), format!("http://{}:8080", host_name()));
     }
 }

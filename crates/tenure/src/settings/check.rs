@@ -11,7 +11,7 @@ use tenure_store_postgres::LONGEST_STATEMENT;
 
 use super::file::Entry;
 use super::knobs::{KNOBS, Knob};
-use super::{Edition, Given, LeaseBackend, Problems, Profile, Settings, Shown, Source};
+use super::{Edition, Given, LeaseBackend, Problems, Profile, Settings, Shown, Source, TlsFiles};
 use crate::epochs::Epochs;
 
 /// How often an agent speaks at the least.
@@ -64,6 +64,7 @@ impl Desk {
                 text.parse().map_err(|_| "is no address with a port, like 127.0.0.1:8080".into())
             }),
             advertise: self.take("advertise", url),
+            tls: self.tls(),
             data: self.need("data", folder),
             logs: self.take("logs", folder),
             dags: self.take("dags", folder),
@@ -130,12 +131,36 @@ impl Desk {
                 ),
             );
         }
+        let in_clear = settings.advertise.as_ref().is_some_and(|url| url.starts_with("http://"));
+        if settings.tls.is_some() && in_clear {
+            self.blame_either(
+                "advertise",
+                "tls_cert",
+                "what is served with a certificate is reached at https://, and at no other address",
+            );
+        }
         if self.edition == Edition::Server && settings.database_url.is_none() {
             self.problems.push(
                 "a server needs a database that its replicas share: name one with --database-url \
                  postgres://user:password@host/database (on one machine, without a database server: tenure up)"
                     .into(),
             );
+        }
+    }
+
+    /// Both files, or neither.
+    fn tls(&mut self) -> Option<TlsFiles> {
+        match (self.take("tls_cert", file), self.take("tls_key", file)) {
+            (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+            (None, None) => None,
+            (Some(_), None) => {
+                self.blame("tls_cert", "needs its private key: name it with --tls-key".into());
+                None
+            }
+            (None, Some(_)) => {
+                self.blame("tls_key", "needs its certificate: name it with --tls-cert".into());
+                None
+            }
         }
     }
 
@@ -200,6 +225,10 @@ fn profile(text: &str) -> Result<Profile, String> {
 
 fn folder(text: &str) -> Result<std::path::PathBuf, String> {
     if text.is_empty() { Err("is no folder".into()) } else { Ok(text.into()) }
+}
+
+fn file(text: &str) -> Result<std::path::PathBuf, String> {
+    if text.is_empty() { Err("is no file".into()) } else { Ok(text.into()) }
 }
 
 fn some_time(text: &str) -> Result<Duration, String> {

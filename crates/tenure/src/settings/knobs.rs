@@ -114,13 +114,27 @@ pub const KNOBS: &[Knob] = &[
         Default::Same("127.0.0.1:8080"),
         "Address to listen on, for the API (and for agents); port 0 takes any free one",
     ),
-    of_server(knob(
+    knob(
         "advertise",
         "URL",
         Group::Place,
         Default::None,
-        "How others reach this replica, like http://10.0.0.7:8080 [default: from --listen, or the host's name]",
-    )),
+        "How others reach this process, like https://10.0.0.7:8080 [default: from --listen, or the host's name]",
+    ),
+    knob(
+        "tls_cert",
+        "FILE",
+        Group::Place,
+        Default::None,
+        "Serve TLS, and nothing else, with the certificates in this file (PEM, the server's own first)",
+    ),
+    knob(
+        "tls_key",
+        "FILE",
+        Group::Place,
+        Default::None,
+        "The private key of the first certificate in --tls-cert (PEM)",
+    ),
     knob(
         "data",
         "DIR",

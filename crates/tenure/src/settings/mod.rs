@@ -57,6 +57,13 @@ pub enum LeaseBackend {
     Etcd(EtcdOptions),
 }
 
+/// What a server shows to whoever connects by TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
 /// What is in force.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -64,6 +71,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// How others reach this replica; `None`: to be made out from `listen`.
     pub advertise: Option<String>,
+    /// Certificate and key; `None`: without TLS.
+    pub tls: Option<TlsFiles>,
     pub data: PathBuf,
     /// Where the logs of tasks are kept; `None`: in the data folder.
     pub logs: Option<PathBuf>,

@@ -183,6 +183,28 @@ fn passwords_are_not_shown() {
 }
 
 #[test]
+fn a_certificate_comes_with_its_key_and_is_reached_by_https() {
+    let both = server().with("tls_cert", "server.crt").with("tls_key", "server.key");
+    let settings = Settings::load(Edition::Server, &both).unwrap();
+    let files = TlsFiles { certificate: "server.crt".into(), key: "server.key".into() };
+    assert_eq!(settings.tls, Some(files));
+    check_problems(
+        Settings::load(Edition::Server, &server().with("tls_cert", "server.crt")),
+        expect![[r#"--tls-cert: tls_cert = "server.crt" needs its private key: name it with --tls-key"#]],
+    );
+    check_problems(
+        Settings::load(Edition::Server, &server().with("tls_key", "server.key")),
+        expect![[r#"--tls-key: tls_key = "server.key" needs its certificate: name it with --tls-cert"#]],
+    );
+    check_problems(
+        Settings::load(Edition::Server, &both.with("advertise", "http://10.0.0.7:8080")),
+        expect![[
+            r#"--advertise: advertise = "http://10.0.0.7:8080" does not go with tls_cert = "server.crt" (--tls-cert): what is served with a certificate is reached at https://, and at no other address"#
+        ]],
+    );
+}
+
+#[test]
 fn every_default_can_be_read_in_every_edition_and_profile() {
     for edition in [Edition::Up, Edition::Server] {
         for profile in ["lite", "pro"] {

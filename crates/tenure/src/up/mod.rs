@@ -37,9 +37,9 @@ async fn serve(ground: Ground) -> Result<()> {
     let stopped = replica::stop_signal()?;
     let data = DataFolder::open(&settings.data, entropy)?;
     let token = data.admin_token(entropy)?;
-    let (listener, address) = replica::listen(settings).await?;
-    let url = format!("http://{address}");
-    let porch = Porch::open(listener)?;
+    let (door, address) = replica::listen(settings).await?;
+    let url = replica::address_of(settings, address);
+    let porch = Porch::open(door)?;
 
     let database = match &settings.database_url {
         Some(url) => Database::postgres(url, &ground, &porch).await?,
@@ -73,7 +73,7 @@ async fn serve(ground: Ground) -> Result<()> {
     })?;
     let import_errors = replica::ImportErrors::default();
     let front = replica.serve(Frontage {
-        listener: porch.close().await?,
+        door: porch.close().await?,
         ground: &ground,
         database: &database,
         token: TokenDigest::of(&token),

@@ -134,16 +134,24 @@ impl Replica<'_> {
         Api::at(&self.url, TOKEN)
     }
 
-    pub fn wait_ready(&mut self) {
-        let ready = wait_until("the replica", PATIENCE, || {
+    /// Until it has said where it is, which it does when it serves.
+    pub fn wait_address(&mut self) {
+        let said = wait_until("its address", PATIENCE, || {
             let pointer = read(&self.cluster.path(&self.name).join("server.json"))?;
             let pointer: Value = serde_json::from_str(&pointer).ok()?;
             if pointer["pid"].as_u64() != Some(u64::from(self.pid())) {
                 return None;
             }
             self.url = pointer["url"].as_str()?.to_owned();
-            (self.api().get("/health/ready")?.0 == 200).then_some(())
+            Some(())
         });
+        assert!(said.is_some(), "{} is not there in time:\n{}", self.name, self.log());
+    }
+
+    pub fn wait_ready(&mut self) {
+        self.wait_address();
+        let ready =
+            wait_until("the replica", PATIENCE, || (self.api().get("/health/ready")?.0 == 200).then_some(()));
         assert!(ready.is_some(), "{} is not ready in time:\n{}", self.name, self.log());
     }
 
