@@ -12,6 +12,7 @@ mod failover;
 mod lateness;
 mod site;
 mod slow;
+mod standby;
 mod throughput;
 
 use std::path::Path;
@@ -28,6 +29,10 @@ pub enum Part {
     Kill,
     /// Three replicas are restarted one after the other
     Rolling,
+    /// Crashes and freezes with leases that last 3, 5 and 15 s (not without --full or being named)
+    Durations,
+    /// A crash with a replica standing by, and with one that is started then (not without --full or being named)
+    Warmth,
     /// No-op tasks a second, and the database's floor
     Throughput,
     /// The same with two replicas
@@ -66,7 +71,7 @@ pub fn measure(options: &Options<'_>) -> Result<Report> {
     let postgres = site::postgres(options.statements);
     let mut bench = Bench { options, postgres, figures: vec![] };
     let wanted = |part: Part| match options.only.as_slice() {
-        [] => part != Part::History || options.full,
+        [] => options.full || ![Part::History, Part::Durations, Part::Warmth].contains(&part),
         named => named.contains(&part),
     };
     if wanted(Part::Kill) {
@@ -74,6 +79,12 @@ pub fn measure(options: &Options<'_>) -> Result<Report> {
     }
     if wanted(Part::Rolling) {
         failover::rolling(&mut bench)?;
+    }
+    if wanted(Part::Durations) {
+        standby::durations(&mut bench)?;
+    }
+    if wanted(Part::Warmth) {
+        standby::warmth(&mut bench)?;
     }
     let against_empty = [Part::Throughput, Part::Pair, Part::Queued, Part::History];
     if against_empty.into_iter().any(wanted) {

@@ -29,7 +29,7 @@ const TASKS_PER_RUN: usize = 100;
 /// Tasks of each dag that wait behind those.
 const BEHIND: usize = 300;
 /// Between two crashes, for everything to be as it was.
-const QUIET: Duration = Duration::from_millis(1_500);
+pub(super) const QUIET: Duration = Duration::from_millis(1_500);
 
 /// kill -9 of the owner of a busy shard.
 pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
@@ -128,13 +128,13 @@ pub fn rolling(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Busy dags, each in a shard of its own.
-struct Load {
+pub(super) struct Load {
     dags: Vec<String>,
-    shards: Vec<ShardId>,
+    pub shards: Vec<ShardId>,
 }
 
 impl Load {
-    fn prepare(site: &Site) -> Result<Self> {
+    pub fn prepare(site: &Site) -> Result<Self> {
         let dags = dags_apart("busy", BUSY_DAGS);
         for dag in &dags {
             let task = |number| format!("  t{number:02}: {{ exec: [\"true\"] }}\n");
@@ -146,7 +146,7 @@ impl Load {
     }
 
     /// Does something under this load, lets it end, and makes sure that every task was started once and succeeded.
-    fn under(&self, site: &mut Site, act: impl FnOnce(&mut Site, &Agents) -> Result<()>) -> Result<()> {
+    pub fn under(&self, site: &mut Site, act: impl FnOnce(&mut Site, &Agents) -> Result<()>) -> Result<()> {
         let agents = site.agents(NODES, HOLD)?;
         let feeder = site.client.clone();
         let full = AtomicBool::new(false);
@@ -205,21 +205,22 @@ impl Load {
 
 /// What became of tasks that did not succeed at once.
 fn stories(site: &Site) -> Result<String> {
-    let bad = "SELECT format('%s/%s %s: %s, try %s, attempt %s, node %s, queued %s, started %s, ended %s, %s', dag_id,
-            run_id, task_id, t.state, try_number, attempt, node, t.queued_at, t.started_at, t.ended_at, t.reason)
-        FROM task_instances t JOIN runs ON key = run
+    let bad = "SELECT format('%s/%s %s: %s, try %s, attempt %s, node %s, queued %s, started %s, ended %s, %s', r.dag_id,
+            r.run_id, task_id, t.state, try_number, attempt, node, t.queued_at, t.started_at, t.ended_at, t.reason)
+        FROM task_instances t JOIN runs r ON r.key = t.run
         WHERE t.state <> 'success' OR try_number <> 1 ORDER BY 1 LIMIT 20";
     let trail = "SELECT format('%s %s %s %s/%s: %s', at, actor, epoch, a.dag_id, a.run_id, (
                 SELECT string_agg(entry::text, ' ') FROM jsonb_array_elements(entries::jsonb) entry
                 WHERE entry::text LIKE '%\"' || t.task_id || '\"%'))
-        FROM task_instances t JOIN runs r ON key = run JOIN audit a USING (tenant, dag_id, run_id)
+        FROM task_instances t JOIN runs r ON r.key = t.run
+        JOIN audit a ON (a.tenant, a.dag_id, a.run_id) = (r.tenant, r.dag_id, r.run_id)
         WHERE (t.state <> 'success' OR try_number <> 1) AND entries LIKE '%\"' || t.task_id || '\"%'
         ORDER BY t.run, t.task_no, seq LIMIT 100";
     let lines = [site.database.lines(bad)?, site.database.lines(trail)?].concat();
     Ok(lines.join("\n"))
 }
 
-fn latest_epochs(agents: &Agents) -> HashMap<ShardId, u64> {
+pub(super) fn latest_epochs(agents: &Agents) -> HashMap<ShardId, u64> {
     agents.starts(|starts| {
         let mut latest = HashMap::new();
         for start in starts {
@@ -231,7 +232,7 @@ fn latest_epochs(agents: &Agents) -> HashMap<ShardId, u64> {
 }
 
 /// The first start after a moment that is of this kind.
-fn first_after(agents: &Agents, at: Duration, fits: impl Fn(&Start) -> bool) -> Result<Start> {
+pub(super) fn first_after(agents: &Agents, at: Duration, fits: impl Fn(&Start) -> bool) -> Result<Start> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let found = agents.starts(|starts| {

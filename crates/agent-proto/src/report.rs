@@ -18,6 +18,7 @@ impl wire::NumberedReport {
                 result_json: result.map(|value| value.to_string()),
                 outcome: Some(outcome.into()),
             }),
+            ReportBody::Undelivered { .. } => unreachable!("agents speak of what was delivered to them"),
         };
         Self {
             number,

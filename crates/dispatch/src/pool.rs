@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use tenure_clock::{BootTime, Clock};
-use tenure_model::{FailReason, Outcome, Report, ReportBody};
+use tenure_model::{FailReason, Report, ReportBody};
 use tenure_store::SharedStore;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
@@ -189,8 +189,8 @@ impl Shared {
             let shared = Arc::clone(&self);
             async move { shared.assign(binding).await }
         });
-        let outcome = match worker.await {
-            Ok(outcome) => outcome,
+        let undelivered = match worker.await {
+            Ok(delivered) => delivered.err(),
             Err(panic) => {
                 self.metrics.panics.inc();
                 tracing::error!(%attempt, %panic, "dispatch panicked");
@@ -198,12 +198,12 @@ impl Shared {
             }
         };
         drop(permit);
-        if outcome == Some(Outcome::NeverStarted) {
+        if matches!(undelivered, Some(Undelivered { failure: None })) {
             // It will be placed again, most likely right here: not as fast as it can be refused.
             tokio::time::sleep(PAUSE_AFTER_REFUSAL).await;
         }
-        if let Some(outcome) = outcome {
-            let body = ReportBody::End { attempt, ti, outcome, ended_at: self.clock.now(), result: None };
+        if let Some(Undelivered { failure }) = undelivered {
+            let body = ReportBody::Undelivered { attempt, ti, failure, at: self.clock.now() };
             // A closed channel means that the scheduler has stopped; a later owner finds the attempt queued.
             let _ = self.failures.send(Report { node, scope, body });
         }
@@ -212,33 +212,38 @@ impl Shared {
         drop(place);
     }
 
-    /// `None`: the agent has it and will speak for it from now on.
-    async fn assign(&self, binding: Binding) -> Option<Outcome> {
+    /// `Ok`: somebody else will speak for it from now on.
+    async fn assign(&self, binding: Binding) -> Result<(), Undelivered> {
         let assignment = match prepare(&binding, &*self.store, &*self.secrets).await {
             Ok(assignment) => assignment,
             // The database's trouble is not the task's.
             Err(error) if error.is_temporary() => {
                 tracing::warn!(attempt = %binding.attempt, %error, "cannot be prepared now");
-                return Some(Outcome::NeverStarted);
+                return Err(Undelivered { failure: None });
             }
-            Err(error) => return Some(cannot_start(&error.to_string())),
+            Err(error) => return Err(cannot_start(&error.to_string())),
         };
         match self.executor.assign(assignment).await {
-            Ok(()) => None,
+            Ok(()) => Ok(()),
             Err(error @ AssignError::NotTaken { .. }) => {
                 tracing::warn!(attempt = %binding.attempt, %error, "assignment not taken");
-                Some(Outcome::NeverStarted)
+                Err(Undelivered { failure: None })
             }
             Err(error @ AssignError::StaleEpoch { .. }) => {
                 tracing::warn!(attempt = %binding.attempt, %error, "assignment refused");
-                None
+                Ok(())
             }
         }
     }
 }
 
-fn cannot_start(error: &str) -> Outcome {
-    Outcome::Failed { reason: FailReason::CannotStart { error: error.to_owned() } }
+/// The node did not get it. Without a failure it may be placed again.
+struct Undelivered {
+    failure: Option<FailReason>,
+}
+
+fn cannot_start(error: &str) -> Undelivered {
+    Undelivered { failure: Some(FailReason::CannotStart { error: error.to_owned() }) }
 }
 
 #[derive(Clone, Debug)]

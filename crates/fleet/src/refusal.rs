@@ -1,11 +1,11 @@
-//! What becomes of an assignment that its node did not take: the scheduler hears of it as of any other end.
+//! What becomes of an assignment that its node did not take: the scheduler hears that it was not delivered.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_agent_proto::{Refusal, Why};
 use tenure_clock::Clock;
-use tenure_model::{Ack, FailReason, NodeId, Outcome, Report, ReportBody};
+use tenure_model::{Ack, FailReason, NodeId, Report, ReportBody};
 
 use crate::ReportSink;
 
@@ -16,7 +16,7 @@ const TRIES: u32 = 20;
 
 pub(crate) async fn tell(refusal: Refusal, node: NodeId, sink: Arc<dyn ReportSink>, clock: Arc<dyn Clock>) {
     let Refusal { attempt, ti, scope, why } = refusal;
-    let outcome = match why {
+    let failure = match why {
         // Whoever bound it is deposed, and its successor knows of the attempt.
         Why::StaleEpoch { highest } => {
             tracing::warn!(%attempt, %node, scope, "assignment refused: e{highest} has been seen there");
@@ -25,11 +25,11 @@ pub(crate) async fn tell(refusal: Refusal, node: NodeId, sink: Arc<dyn ReportSin
         Why::NotTaken { reason } => {
             tracing::warn!(%attempt, %node, reason, "assignment not taken");
             tokio::time::sleep(PAUSE).await;
-            Outcome::NeverStarted
+            None
         }
-        Why::Unreadable { reason } => Outcome::Failed { reason: FailReason::CannotStart { error: reason } },
+        Why::Unreadable { reason } => Some(FailReason::CannotStart { error: reason }),
     };
-    let body = ReportBody::End { attempt, ti, outcome, ended_at: clock.now(), result: None };
+    let body = ReportBody::Undelivered { attempt, ti, failure, at: clock.now() };
     let report = Report { node, scope, body };
     for _ in 0..TRIES {
         if sink.submit(report.clone()).await != Ack::Retry {

@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{Ack, AttemptId, NodeId, Outcome, TaskEvent, TaskState};
+use crate::{Ack, AttemptId, FailReason, NodeId, Outcome, TaskEvent, TaskState};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskInstance {
@@ -103,6 +103,18 @@ impl TaskInstance {
         }
         let to = TaskInstance { ended_at: Some(ended_at), reason, ..self.clone() };
         Told::applied(self.step(event, to))
+    }
+
+    /// An attempt could not be handed to its node, and has failed for this reason if there is one.
+    pub fn undelivered(&self, attempt: AttemptId, failure: Option<&FailReason>, at: Timestamp) -> Told {
+        if self.state != TaskState::Queued {
+            return Told::superseded();
+        }
+        let outcome = match failure {
+            Some(reason) => Outcome::Failed { reason: reason.clone() },
+            None => Outcome::NeverStarted,
+        };
+        self.end(attempt, &outcome, at)
     }
 
     /// A bound attempt is taken back; the same try is placed again under a new attempt id.

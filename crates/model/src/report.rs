@@ -32,18 +32,23 @@ pub enum ReportBody {
         /// What the task returned, for downstream tasks to read.
         result: Option<Value>,
     },
+    /// The control plane's own word: the attempt could not be handed to its node, and would fail for this reason if
+    /// there is one. Counts only while nobody has claimed it, because an earlier owner may have delivered it.
+    Undelivered { attempt: AttemptId, ti: TiKey, failure: Option<FailReason>, at: Timestamp },
 }
 
 impl ReportBody {
     pub fn attempt(&self) -> AttemptId {
         match self {
-            Self::Claim { attempt, .. } | Self::End { attempt, .. } => *attempt,
+            Self::Claim { attempt, .. } | Self::End { attempt, .. } | Self::Undelivered { attempt, .. } => {
+                *attempt
+            }
         }
     }
 
     pub fn ti(&self) -> TiKey {
         match self {
-            Self::Claim { ti, .. } | Self::End { ti, .. } => *ti,
+            Self::Claim { ti, .. } | Self::End { ti, .. } | Self::Undelivered { ti, .. } => *ti,
         }
     }
 }

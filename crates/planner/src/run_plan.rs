@@ -14,7 +14,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tenure_model::retry::{self, TryName};
 use tenure_model::{
-    AttemptId, AttemptVerdict, DagId, NodeId, Outcome, RunId, RunState, Tally, TaskEvent, TaskId,
+    AttemptId, AttemptVerdict, DagId, FailReason, NodeId, Outcome, RunId, RunState, Tally, TaskEvent, TaskId,
     TaskInstance, TaskKind, TaskNo, TaskSpec, TaskState, TiStep, Told, Verdict,
 };
 
@@ -137,6 +137,15 @@ pub enum EndVerdict {
     Applied,
     /// Not the current attempt, or known already: the agent may forget it.
     Superseded,
+}
+
+impl From<AttemptVerdict> for EndVerdict {
+    fn from(verdict: AttemptVerdict) -> Self {
+        match verdict {
+            AttemptVerdict::Applied => Self::Applied,
+            AttemptVerdict::Repeated | AttemptVerdict::Superseded => Self::Superseded,
+        }
+    }
 }
 
 impl RunPlan {
@@ -293,10 +302,19 @@ impl RunPlan {
         ended_at: Timestamp,
     ) -> EndVerdict {
         let Some(ti) = self.task(task) else { return EndVerdict::Superseded };
-        match self.hear(task.0, ti.end(attempt, outcome, ended_at)) {
-            AttemptVerdict::Applied => EndVerdict::Applied,
-            AttemptVerdict::Repeated | AttemptVerdict::Superseded => EndVerdict::Superseded,
-        }
+        self.hear(task.0, ti.end(attempt, outcome, ended_at)).into()
+    }
+
+    /// The attempt could not be handed over: see [`TaskInstance::undelivered`].
+    pub fn undelivered(
+        &mut self,
+        task: TaskNo,
+        attempt: AttemptId,
+        failure: Option<&FailReason>,
+        now: Timestamp,
+    ) -> EndVerdict {
+        let Some(ti) = self.task(task) else { return EndVerdict::Superseded };
+        self.hear(task.0, ti.undelivered(attempt, failure, now)).into()
     }
 
     /// Takes a bound attempt back; the same try is placed again under a new attempt id.

@@ -93,7 +93,7 @@ pub(crate) struct ShardOwner {
     pub(crate) preloaded: BTreeMap<RunKey, RunSnapshot>,
     /// Runs to plan in the next pass.
     pub(crate) touched: BTreeSet<RunKey>,
-    /// Queued attempts found in the database, to be offered again.
+    /// Queued attempts that their node does not have, to be offered again.
     pub(crate) reoffer: Vec<Binding>,
     /// Runs that cannot even be read, and why. They wait for a user or a newer release.
     pub(crate) unreadable: BTreeMap<RunKey, String>,
@@ -421,7 +421,7 @@ impl ShardOwner {
 
     /// The hand-out of a bound attempt.
     pub fn binding(&self, key: RunKey, task: TaskNo) -> Option<Binding> {
-        let run = &self.runs[&key];
+        let run = self.runs.get(&key)?;
         let ti = run.plan.task(task)?;
         let spec = run.plan.graph().spec();
         Some(Binding {
@@ -455,7 +455,7 @@ impl ShardOwner {
         self.claims_due.insert((queued_at + self.deps.config.claim_timeout, ti, attempt));
     }
 
-    /// Task instances of a run that was just read: who occupies, who waits, who must be offered again.
+    /// Task instances of a run that was just read: who occupies, and who waits for what.
     fn recover_tasks(&mut self, key: RunKey) {
         let tasks: Vec<(TaskNo, TaskState)> =
             self.runs[&key].plan.tasks().map(|(task, ti)| (task, ti.state)).collect();
@@ -481,7 +481,6 @@ impl ShardOwner {
             {
                 // Counted from now: while nobody owned the shard, nobody could take a claim.
                 self.expect_claim(ti, binding.attempt, self.deps.clock.now());
-                self.reoffer.push(binding);
             }
         }
     }

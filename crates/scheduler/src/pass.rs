@@ -66,7 +66,7 @@ impl ShardOwner {
             self.compare_inventory(inventory, &mut builder, now).await?;
         }
         if look {
-            self.ask_inventories();
+            self.meet_nodes();
             self.reap_silent(now).await?;
             self.reap_orphans(now).await?;
         }

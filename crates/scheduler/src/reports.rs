@@ -79,6 +79,12 @@ impl ShardOwner {
                     EndVerdict::Superseded => Ack::Superseded,
                 }
             }
+            ReportBody::Undelivered { attempt, ti, failure, at } => {
+                match run.plan.undelivered(ti.task, *attempt, failure.as_ref(), (*at).min(now)) {
+                    EndVerdict::Applied => Ack::Accepted,
+                    EndVerdict::Superseded => Ack::Superseded,
+                }
+            }
         }
     }
 

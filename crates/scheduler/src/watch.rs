@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tenure_clock::BootTime;
+use tenure_dispatch::Binding;
 use tenure_model::{AttemptId, FailReason, NodeId, Outcome, RunState, TaskState, TiKey};
 use tenure_store::StoreError;
 
@@ -23,13 +24,13 @@ pub(crate) struct NodeWatch {
     /// Watching without a break since then: what was silent before is not held against anybody.
     since: BootTime,
     last_look: BootTime,
-    /// The link on which each node was last asked for its inventory.
-    asked: BTreeMap<NodeId, u64>,
+    /// The link on which each node was last met.
+    met: BTreeMap<NodeId, Met>,
 }
 
 impl NodeWatch {
     pub fn since(now: BootTime) -> Self {
-        Self { since: now, last_look: now, asked: BTreeMap::new() }
+        Self { since: now, last_look: now, met: BTreeMap::new() }
     }
 
     /// A process that was frozen or starved has heard nobody, which says nothing about them.
@@ -41,16 +42,33 @@ impl NodeWatch {
     }
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct Met {
+    link: u64,
+    /// It was asked for its inventory, and has answered or still may.
+    asked: bool,
+}
+
 /// An owner that goes round this much later than it should was not watching.
 const BREAK: Duration = Duration::from_secs(5);
 
 impl ShardOwner {
-    /// Asks every node that has come or come back what it holds. The answer comes by mail.
-    pub fn ask_inventories(&mut self) {
+    /// Every node that has come or come back is offered what nobody has claimed there, since whoever was to deliver it
+    /// may have died, or its connection; delivering twice is harmless. And it is asked what it holds: the answer comes
+    /// by mail.
+    pub fn meet_nodes(&mut self) {
         let executor = Arc::clone(self.deps.dispatch.executor());
         for node in executor.linked() {
             let Some(link) = executor.link(&node) else { continue };
-            if self.watch.asked.insert(node.clone(), link.id) == Some(link.id) {
+            let met = self.watch.met.insert(node.clone(), Met { link: link.id, asked: true });
+            let met = met.filter(|met| met.link == link.id);
+            if met.is_none() {
+                let queued = self.queued_on(&node).into_iter();
+                let again: Vec<Binding> =
+                    queued.filter_map(|(ti, _)| self.binding(ti.run, ti.task)).collect();
+                self.reoffer.extend(again);
+            }
+            if met.is_some_and(|met| met.asked) {
                 continue;
             }
             let (ran, inbox) = (self.running_on(&node), self.inbox.clone());
@@ -72,7 +90,9 @@ impl ShardOwner {
     ) -> Result<(), StoreError> {
         let Inventory { node, ran, held } = inventory;
         let Some(held) = held else {
-            self.watch.asked.remove(&node); // asked again at the next look
+            if let Some(met) = self.watch.met.get_mut(&node) {
+                met.asked = false; // until the next look
+            }
             return Ok(());
         };
         let has: BTreeSet<AttemptId> = held.iter().map(|held| held.attempt).collect();
@@ -145,10 +165,17 @@ impl ShardOwner {
     /// Attempts that began on the node and have not ended. A queued one may still be on its way there; its claim's
     /// deadline looks after it.
     fn running_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
+        self.bound_on(node, |state| matches!(state, TaskState::Running | TaskState::Restarting))
+    }
+
+    fn queued_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
+        self.bound_on(node, |state| state == TaskState::Queued)
+    }
+
+    fn bound_on(&self, node: &NodeId, fits: impl Fn(TaskState) -> bool) -> Vec<(TiKey, AttemptId)> {
         let on_node = |ti: &TiKey| {
             let instance = self.runs.get(&ti.run)?.plan.task(ti.task)?;
-            let began = matches!(instance.state, TaskState::Running | TaskState::Restarting);
-            if began { instance.attempt } else { None }
+            instance.attempt.filter(|_| fits(instance.state))
         };
         self.ledger.held_on(node).filter_map(|ti| on_node(&ti).map(|attempt| (ti, attempt))).collect()
     }

@@ -5,9 +5,9 @@ mod rig;
 
 use std::time::Duration;
 
-use rig::{Options, Owner, Rig, exec, held, wait};
+use rig::{Options, Owner, Rig, exec, held, report, wait};
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_model::{Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, TaskSpec};
+use tenure_model::{Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, ReportBody, TaskSpec};
 use tenure_scheduler::OwnerConfig;
 
 const SILENCE: Duration = Duration::from_millis(400);
@@ -129,4 +129,46 @@ async fn tasks_wait_for_a_node_that_is_gone_and_go_to_it_when_it_is_back() {
     wait("the reason is shown", told).await;
     owner.hands.connect("n", Some(vec![]));
     owner.play(Outcome::Success).await;
+}
+
+/// A process that takes over while the node is not connected to it yet, as one that has just been started is.
+fn successor(rig: &Rig) -> Owner {
+    rig.owner(Options { in_reach: false, ..Options::default() })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_owner_has_delivered_is_not_given_up_by_one_that_cannot_reach_the_node() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let delivered = owner.next().await;
+    owner.kill();
+    let mut successor = successor(&rig);
+    wait("the successor leads", || successor.status().ready).await;
+    // Another replica takes the claim, and the task runs.
+    let claim = ReportBody::Claim { attempt: delivered.attempt, ti: delivered.ti };
+    let acks = rig.store.record_reports(&[report(&delivered, claim)], SystemClock.now()).await.unwrap();
+    assert_eq!(acks, [Ack::Accepted]);
+    successor.nothing_for(Duration::from_millis(800)).await;
+    successor.hands.connect("n", Some(vec![held(&delivered)]));
+    successor.nothing_for(Duration::from_millis(300)).await;
+    assert_eq!(successor.end(&delivered, Outcome::Success).await, Ack::Accepted);
+    rig.wait_states("d", "r", "success").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_owner_has_not_delivered_is_offered_when_the_node_connects() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let owner = rig.owner(Options { doors: 0, ..Options::default() });
+    rig.trigger("d", "r").await;
+    rig.wait_states("d", "r", "queued").await;
+    let bound = rig.tis("d", "r").await.remove(0).instance.attempt;
+    owner.kill();
+    let mut successor = successor(&rig);
+    wait("the successor leads", || successor.status().ready).await;
+    successor.hands.connect("n", Some(vec![]));
+    let offered = successor.next().await;
+    assert_eq!((Some(offered.attempt), offered.try_number), (bound, 1));
 }

@@ -119,3 +119,20 @@ fn a_task_cleared_while_running_starts_over_with_the_tries_that_the_clear_has_gr
     let past = step.past_try.expect("history");
     assert_eq!((past.state, past.attempt, past.ended_at), (TaskState::Failed, Some(CURRENT), Some(at(20))));
 }
+
+#[test]
+fn what_could_not_be_delivered_counts_only_while_nobody_has_claimed_it() {
+    let broken = FailReason::CannotStart { error: "no such secret".into() };
+    for (state, failure, expected) in [
+        (TaskState::Queued, None, "applied scheduled"),
+        (TaskState::Queued, Some(&broken), "applied up_for_retry"),
+        (TaskState::Running, None, "superseded stays"),
+        (TaskState::Running, Some(&broken), "superseded stays"),
+        (TaskState::Restarting, None, "superseded stays"),
+        (TaskState::Success, None, "superseded stays"),
+    ] {
+        let told = instance(state).undelivered(CURRENT, failure, at(20));
+        assert_eq!(outcome_of(&told), expected, "{state:?} {failure:?}");
+    }
+    assert_eq!(outcome_of(&instance(TaskState::Queued).undelivered(STALE, None, at(20))), "superseded stays");
+}

@@ -62,7 +62,6 @@ impl Hands {
             nodes: Mutex::default(),
             links: watch::Sender::new(0),
         };
-        hands.connect("n", None);
         hands
     }
 
@@ -94,6 +93,9 @@ impl Hands {
 #[async_trait]
 impl Executor for Hands {
     async fn assign(&self, assignment: Assignment) -> Result<(), AssignError> {
+        if self.link(&assignment.node).is_none() {
+            return Err(AssignError::NotTaken { node: assignment.node, reason: "not connected".into() });
+        }
         self.open.acquire().await.unwrap().forget();
         tokio::time::sleep(self.slow).await;
         let _ = self.assigned.send(assignment); // nobody plays any more
@@ -159,6 +161,8 @@ pub struct Options {
     pub restarted: bool,
     /// Learns of a takeover from its next renewal or its next write, not from a hint.
     pub deaf: bool,
+    /// Its node is connected when it begins.
+    pub in_reach: bool,
     pub clock: Arc<dyn Clock>,
 }
 
@@ -173,6 +177,7 @@ impl Default for Options {
             config,
             restarted: true,
             deaf: false,
+            in_reach: true,
             clock: Arc::new(SystemClock),
         }
     }
@@ -280,6 +285,9 @@ impl Rig {
         let elector = Elector::start(parts, ElectorConfig::new(holder, Duration::from_secs(10))).unwrap();
         let (assigned, assignments) = mpsc::unbounded_channel();
         let hands = Arc::new(Hands::new(assigned, options.doors, options.slow));
+        if options.in_reach {
+            hands.connect("n", None);
+        }
         let mut registry = Registry::default();
         let scheduler = Scheduler::start(SchedulerParts {
             store: self.store.clone(),

@@ -23,6 +23,9 @@ pub fn report(run: &RunHeader, cached: Option<&CachedTi>, report: &Report, at: T
         ReportBody::End { attempt, outcome, ended_at, .. } => {
             cached.ti.end(*attempt, outcome, (*ended_at).min(at))
         }
+        ReportBody::Undelivered { attempt, failure, at: told_at, .. } => {
+            cached.ti.undelivered(*attempt, failure.as_ref(), (*told_at).min(at))
+        }
     };
     if let Some(step) = told.step {
         let ti = edit.key_of(cached);
