@@ -1,6 +1,6 @@
 //! Assignments on the wire.
 
-use tenure_model::{Assignment, EmbeddedFile, HttpRequest, Program};
+use tenure_model::{Assignment, EmbeddedFile, HttpRequest, OnDisconnect, Program, Resources};
 
 use crate::convert::{Nonsense, attempt, name, span, ti};
 use crate::wire;
@@ -29,6 +29,9 @@ impl From<Assignment> for wire::Assignment {
             timeout: assignment.timeout.map(Into::into),
             grace: Some(assignment.grace.into()),
             secrets: assignment.secrets,
+            resources: assignment.resources.0,
+            run_as: assignment.run_as,
+            stop_on_disconnect: assignment.on_disconnect == OnDisconnect::Stop,
         }
     }
 }
@@ -58,6 +61,12 @@ impl TryFrom<wire::Assignment> for Assignment {
             timeout: assignment.timeout.map(|timeout| span("timeout", timeout)).transpose()?,
             grace: span("grace", assignment.grace.ok_or_else(|| Nonsense::missing("grace"))?)?,
             secrets: assignment.secrets,
+            resources: Resources(assignment.resources),
+            run_as: assignment.run_as.map(|user| name("run_as", user)).transpose()?,
+            on_disconnect: match assignment.stop_on_disconnect {
+                true => OnDisconnect::Stop,
+                false => OnDisconnect::Continue,
+            },
         })
     }
 }

@@ -46,6 +46,8 @@ pub fn batches<B: Batch>(queue: UnboundedReceiver<B::Item>) -> impl Stream<Item 
 #[derive(Clone, Debug)]
 pub enum AgentItem {
     Heartbeat,
+    /// A heartbeat that is answered by its number.
+    Ping(u64),
     Hello(Box<wire::Hello>),
     Refusal(wire::Refusal),
     Report(wire::NumberedReport),
@@ -58,6 +60,7 @@ impl Batch for wire::FromAgent {
     fn size(item: &AgentItem) -> usize {
         match item {
             AgentItem::Heartbeat => 0,
+            AgentItem::Ping(_) => 10,
             AgentItem::Hello(hello) => hello.encoded_len(),
             AgentItem::Refusal(refusal) => refusal.encoded_len(),
             AgentItem::Report(report) => report.encoded_len(),
@@ -68,6 +71,7 @@ impl Batch for wire::FromAgent {
     fn add(&mut self, item: AgentItem) {
         match item {
             AgentItem::Heartbeat => {}
+            AgentItem::Ping(number) => self.ping = self.ping.max(number),
             AgentItem::Hello(hello) => self.hello = Some(*hello),
             AgentItem::Refusal(refusal) => self.refusals.push(refusal),
             AgentItem::Report(report) => self.reports.push(report),
@@ -80,10 +84,15 @@ impl Batch for wire::FromAgent {
 #[derive(Clone, Debug)]
 pub enum ReplicaItem {
     Heartbeat,
+    /// This ping was heard.
+    Pong(u64),
     Welcome(wire::Welcome),
     Assignment(Box<wire::Assignment>),
     Stop(AttemptId),
-    Ack { number: u64, ack: Ack },
+    Ack {
+        number: u64,
+        ack: Ack,
+    },
     InventoryRequest(u64),
 }
 
@@ -95,13 +104,17 @@ impl Batch for wire::ToAgent {
             ReplicaItem::Assignment(assignment) => assignment.encoded_len(),
             ReplicaItem::Welcome(welcome) => welcome.encoded_len(),
             ReplicaItem::Stop(_) => 20,
-            ReplicaItem::Heartbeat | ReplicaItem::Ack { .. } | ReplicaItem::InventoryRequest(_) => 10,
+            ReplicaItem::Heartbeat
+            | ReplicaItem::Pong(_)
+            | ReplicaItem::Ack { .. }
+            | ReplicaItem::InventoryRequest(_) => 10,
         }
     }
 
     fn add(&mut self, item: ReplicaItem) {
         match item {
             ReplicaItem::Heartbeat => {}
+            ReplicaItem::Pong(number) => self.pong = self.pong.max(number),
             ReplicaItem::Welcome(welcome) => self.welcome = Some(welcome),
             ReplicaItem::Assignment(assignment) => self.assignments.push(*assignment),
             ReplicaItem::Stop(attempt) => self.stops.push(attempt.into()),

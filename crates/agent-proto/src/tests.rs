@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use prost::Message;
 use serde_json::{Value, json};
 use tenure_model::{
-    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, Held, HttpRequest, Outcome, Program, Report,
-    ReportBody, RunKey, TaskNo, TiKey,
+    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, Held, HttpRequest, OnDisconnect, Outcome, Program,
+    Report, ReportBody, Resources, RunKey, TaskNo, TiKey,
 };
 use uuid::Uuid;
 
@@ -77,6 +77,8 @@ prop_compose! {
         timeout in proptest::option::of(durations()),
         grace in durations(),
         secrets in vec(any::<String>(), 0..3),
+        (resources, run_as, stop) in
+            (btree_map(any::<String>(), any::<u64>(), 0..3), proptest::option::of(names()), any::<bool>()),
     ) -> Assignment {
         let files = files.into_iter().map(|(name, (content, executable))| {
             (name, EmbeddedFile { content, executable })
@@ -84,7 +86,8 @@ prop_compose! {
         Assignment {
             attempt, ti, node: node.into(), scope, epoch, tenant: tenant.into(), dag: dag.into(),
             run_id: run_id.into(), task: task.into(), try_number, program, env, files: files.collect(),
-            timeout, grace, secrets,
+            timeout, grace, secrets, resources: Resources(resources), run_as,
+            on_disconnect: if stop { OnDisconnect::Stop } else { OnDisconnect::Continue },
         }
     }
 }
@@ -95,6 +98,8 @@ fn outcomes() -> impl Strategy<Value = Outcome> {
         any::<String>().prop_map(|name| FailReason::Signal { name }),
         any::<u64>().prop_map(|after_ms| FailReason::TimedOut { after_ms }),
         Just(FailReason::Stopped),
+        any::<u64>().prop_map(|limit_bytes| FailReason::OutOfMemory { limit_bytes }),
+        any::<u64>().prop_map(|silent_ms| FailReason::CutOff { silent_ms }),
         Just(FailReason::Lost),
         any::<u64>().prop_map(|silent_ms| FailReason::AgentLost { silent_ms }),
         any::<String>().prop_map(|error| FailReason::CannotStart { error }),

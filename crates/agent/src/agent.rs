@@ -2,28 +2,30 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use tenure_clock::{Clock, Entropy};
-use tenure_model::{Assignment, AttemptId, Held, NodeId, TiKey};
+use tenure_model::{Assignment, AttemptId, Held, NodeId, OnDisconnect, TiKey};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::attempt::{Attempt, Handle, Shared};
+use crate::contact::ContactBook;
 use crate::control::ControlPlane;
 use crate::epochs::Epochs;
-use crate::folder::{AttemptFolder, Order};
+use crate::folder::{AttemptFolder, DEFAULT_OUTPUT_MOST, Order};
+use crate::limits::{Groups, Limits, Wishes};
 use crate::log_store::LogStore;
-use crate::processes;
 use crate::spawn::Supervisor;
-use crate::work::RunFolders;
+use crate::work::{OF_USER, RunFolders};
+use crate::{processes, users};
 
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
 /// How long a shutdown waits for logs on their way; the next agent ships what is left.
@@ -33,6 +35,13 @@ const REMEMBERED: usize = 4096;
 /// A process that was killed in the middle of a spawn leaves a child holding the lock until its exec.
 const LOCK_TRIES: u32 = 10;
 const LOCK_TRY_EVERY: Duration = Duration::from_millis(30);
+/// Between two looks at whether the control plane hears us; a fraction of any sensible fence.
+const CONTACT_EVERY: Duration = Duration::from_secs(1);
+/// Far below the 90 s after which a silent node's tasks are given up: a task that is stopped then has 20 s for its
+/// grace, and 10 s are left for clocks and for the looks of both sides.
+const DEFAULT_FENCE_AFTER: Duration = Duration::from_secs(60);
+/// A build with many jobs takes hundreds; a fork bomb takes all that there are.
+const DEFAULT_PIDS_MOST: u64 = 4096;
 /// Where programs are looked for if the agent itself was started without a PATH.
 const FALLBACK_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
@@ -52,6 +61,18 @@ pub struct AgentConfig {
     pub work_retention: Duration,
     /// The variables of the agent's own environment that tasks see.
     pub pass_through: Vec<String>,
+    /// How much room on disk the output of a task may take while it waits to be stored.
+    pub output_most: u64,
+    /// Whether tasks are limited to the resources they ask for.
+    pub limits: Limits,
+    /// Gives tasks groups of their own also where nothing can be limited in them.
+    pub bare_groups: bool,
+    /// The most processes and threads that a task may have, where that can be limited.
+    pub pids_most: u64,
+    /// The users as whom tasks may run, besides the agent's own. Only root can do so.
+    pub allow_run_as: Vec<String>,
+    /// A task with `on_disconnect: stop` is stopped after so long a silence of all replicas.
+    pub fence_after: Duration,
 }
 
 impl AgentConfig {
@@ -66,6 +87,12 @@ impl AgentConfig {
             log_flush_every: Duration::from_millis(500),
             work_retention: Duration::from_secs(24 * 3600),
             pass_through: pass_through.map(str::to_owned).to_vec(),
+            output_most: DEFAULT_OUTPUT_MOST,
+            limits: Limits::default(),
+            bare_groups: false,
+            pids_most: DEFAULT_PIDS_MOST,
+            allow_run_as: Vec::new(),
+            fence_after: DEFAULT_FENCE_AFTER,
         }
     }
 }
@@ -80,6 +107,12 @@ pub enum AgentError {
         "this system cannot watch processes by pidfd (Linux 5.3 or later, and no filter against pidfd_open): {0}"
     )]
     NoPidfd(io::Error),
+    #[error("tasks cannot be limited, as --limits require asks for: {0}")]
+    NoLimits(String),
+    #[error(
+        "--allow-run-as needs an agent that is root, and this one is {0}: run it as root, or let all tasks run as {0}"
+    )]
+    CannotRunAs(String),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +135,7 @@ pub struct Agent {
     registry: Arc<Mutex<Registry>>,
     epochs: Mutex<Epochs>,
     tasks: TaskTracker,
+    unlimited: Option<String>,
 }
 
 #[derive(Default)]
@@ -121,7 +155,11 @@ impl Agent {
         entropy: Entropy,
     ) -> Result<Self, AgentError> {
         Supervisor::check_support().map_err(AgentError::NoPidfd)?;
-        config.data_dir = make_folders(&config.data_dir)?;
+        let own_user = users::own_name();
+        if config.allow_run_as.iter().any(|user| *user != own_user) && !users::is_root() {
+            return Err(AgentError::CannotRunAs(own_user));
+        }
+        config.data_dir = make_folders(&config.data_dir, !config.allow_run_as.is_empty())?;
         let lock = lock_folder(&config.data_dir).await?;
         let storage = |doing| {
             let at = config.data_dir.clone();
@@ -131,8 +169,14 @@ impl Agent {
             Epochs::load(config.data_dir.join("epochs.json")).map_err(storage("reading epochs.json"))?;
         let left = find_attempts(&config.data_dir.join("attempts")).map_err(storage("reading attempts/"))?;
 
+        let boot_id = processes::boot_id().map_err(storage("reading the boot id"))?;
+        let (groups, unlimited) = make_groups(&config, &left)?;
+        let contact_file = config.data_dir.join("contact");
         let shared = Arc::new(Shared {
-            boot_id: processes::boot_id().map_err(storage("reading the boot id"))?,
+            groups,
+            own_user,
+            contact: ContactBook::open(contact_file, boot_id.clone(), config.fence_after),
+            boot_id,
             environment: environment(&config.pass_through),
             work: RunFolders::below(config.data_dir.join("work")),
             shutdown: CancellationToken::new(),
@@ -142,10 +186,16 @@ impl Agent {
             clock,
             entropy,
         });
-        let agent =
-            Self { shared, registry: Arc::default(), epochs: Mutex::new(epochs), tasks: TaskTracker::new() };
+        let agent = Self {
+            shared,
+            registry: Arc::default(),
+            epochs: Mutex::new(epochs),
+            tasks: TaskTracker::new(),
+            unlimited,
+        };
         agent.take_up(left);
         agent.tasks.spawn(keep_house(Arc::clone(&agent.shared)));
+        agent.tasks.spawn(keep_contact(Arc::clone(&agent.shared), Arc::clone(&agent.registry)));
         Ok(agent)
     }
 
@@ -166,7 +216,7 @@ impl Agent {
         }
         self.admit(&assignment)?;
         let before = registry.unended(assignment.ti);
-        let handle = registry.add(attempt, assignment.ti, &assignment.scope);
+        let handle = registry.add(&assignment);
         drop(registry);
         let files = std::mem::take(&mut assignment.files);
         let fresh = Attempt::ordered(Arc::clone(&self.shared), assignment, Arc::clone(&handle));
@@ -197,6 +247,11 @@ impl Agent {
         lock(&self.registry).attempts.values().filter(|handle| !handle.ended.is_cancelled()).count()
     }
 
+    /// Why tasks are not limited in all they use, and what to do about it; `None` if they are, or shall not be.
+    pub fn unlimited(&self) -> Option<&str> {
+        self.unlimited.as_deref()
+    }
+
     /// Stops watching. Tasks go on under their supervisors, for the next agent to take up.
     pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
@@ -224,7 +279,7 @@ impl Agent {
     fn take_up(&self, left: Vec<(AttemptFolder, Order)>) {
         for (folder, order) in left {
             let id = order.assignment.attempt;
-            let handle = lock(&self.registry).add(id, order.assignment.ti, &order.assignment.scope);
+            let handle = lock(&self.registry).add(&order.assignment);
             let found = Attempt::found(Arc::clone(&self.shared), folder, order, Arc::clone(&handle));
             self.spawn(id, handle, found.resume());
         }
@@ -269,10 +324,21 @@ impl Registry {
         self.attempts.contains_key(&attempt) || self.forgotten.contains(&attempt)
     }
 
-    fn add(&mut self, attempt: AttemptId, ti: TiKey, scope: &str) -> Arc<Handle> {
-        let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
-        let handle = || Arc::new(Handle { ti, scope: scope.to_owned(), stop, ended });
-        Arc::clone(self.attempts.entry(attempt).or_insert_with(handle))
+    fn add(&mut self, assignment: &Assignment) -> Arc<Handle> {
+        let handle = || {
+            Arc::new(Handle {
+                ti: assignment.ti,
+                scope: assignment.scope.clone(),
+                stop: CancellationToken::new(),
+                fenced: assignment.on_disconnect == OnDisconnect::Stop,
+                ended: CancellationToken::new(),
+            })
+        };
+        Arc::clone(self.attempts.entry(assignment.attempt).or_insert_with(handle))
+    }
+
+    fn any_fenced(&self) -> bool {
+        self.attempts.values().any(|handle| handle.fenced && !handle.ended.is_cancelled())
     }
 
     /// Attempts of one task instance of which something may still run.
@@ -299,15 +365,55 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Makes the folder, closed to other users, and gives its absolute path, which supervisors rely on.
-fn make_folders(data_dir: &Path) -> Result<PathBuf, AgentError> {
+/// Other users whose tasks run here are let through to what is theirs, and see nothing on the way.
+fn make_folders(data_dir: &Path, for_others: bool) -> Result<PathBuf, AgentError> {
     let make = || {
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
-        builder.create(data_dir.join("attempts"))?;
-        builder.create(data_dir.join("work"))?;
+        let folders = [data_dir.to_owned(), data_dir.join("attempts"), data_dir.join("work")];
+        for folder in &folders {
+            builder.create(folder)?;
+        }
+        if for_others {
+            for folder in &folders {
+                fs::set_permissions(folder, Permissions::from_mode(0o711))?;
+            }
+            close_run_folders(&folders[2])?;
+        }
         data_dir.canonicalize()
     };
     make().map_err(|source| AgentError::Storage { doing: "making it", at: data_dir.to_owned(), source })
+}
+
+/// Those of the agent's own user, which were made when nobody else could come near them.
+fn close_run_folders(work: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(work)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().contains(OF_USER) {
+            fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
+        }
+    }
+    Ok(())
+}
+
+/// Groups of attempts that ended while no agent was there are removed.
+fn make_groups(
+    config: &AgentConfig,
+    left: &[(AttemptFolder, Order)],
+) -> Result<(Option<Groups>, Option<String>), AgentError> {
+    let wishes = Wishes {
+        limits: config.limits,
+        bare: config.bare_groups,
+        pids: config.pids_most,
+        data_dir: &config.data_dir,
+    };
+    let (groups, unlimited) =
+        Groups::set_up(wishes).map_err(|error| AgentError::NoLimits(error.to_string()))?;
+    let held = left.iter().map(|(_, order)| order.assignment.attempt).collect();
+    if let Some(Err(error)) = groups.as_ref().map(|groups| groups.sweep(&held)) {
+        tracing::warn!(%error, "groups of earlier tasks could not be removed");
+    }
+    Ok((groups, unlimited.map(|why| why.to_string())))
 }
 
 async fn lock_folder(data_dir: &Path) -> Result<File, AgentError> {
@@ -359,6 +465,22 @@ async fn keep_house(shared: Arc<Shared>) {
         }
         tokio::select! {
             () = tokio::time::sleep(HOUSEKEEPING_EVERY) => {}
+            () = shared.shutdown.cancelled() => return,
+        }
+    }
+}
+
+/// Writes down that the control plane hears us, for as long as a task depends on it.
+async fn keep_contact(shared: Arc<Shared>, registry: Arc<Mutex<Registry>>) {
+    loop {
+        if lock(&registry).any_fenced()
+            && let Some(at) = shared.control.contact(&*shared.clock)
+            && let Err(error) = shared.contact.note(at)
+        {
+            tracing::error!(%error, "contact to the control plane cannot be written down; tasks may be stopped for it");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(CONTACT_EVERY) => {}
             () = shared.shutdown.cancelled() => return,
         }
     }

@@ -16,18 +16,21 @@ use jiff::Timestamp;
 use rustix::process::Signal;
 use tenure_clock::{Clock, Entropy};
 use tenure_model::{
-    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, Outcome, Program, Report, ReportBody, TiKey,
+    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, OnDisconnect, Outcome, Program, Report, ReportBody,
+    TiKey,
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::contact::ContactBook;
 use crate::control::{Backoff, submit_until_heard};
-use crate::folder::{AttemptFolder, Exit, Order, Started, StartedTask, Verdict};
+use crate::folder::{AttemptFolder, Exit, FenceOrder, Order, Started, StartedTask, Verdict};
+use crate::limits::{Group, Groups};
 use crate::log_store::LogStore;
 use crate::output::{ShipError, Shipper};
 use crate::redact::Redactor;
 use crate::spawn::Supervisor;
 use crate::work::RunFolders;
-use crate::{AgentConfig, ControlPlane, HTTP, processes, verdict};
+use crate::{AgentConfig, ControlPlane, HTTP, processes, users, verdict, work};
 
 /// Between two looks at a supervisor that has not yet said who it is, or a lock that a fork still shares.
 const LOOK_AGAIN_EVERY: Duration = Duration::from_millis(5);
@@ -44,6 +47,10 @@ pub(crate) struct Shared {
     pub boot_id: String,
     /// The variables that tasks take over from the agent.
     pub environment: BTreeMap<String, String>,
+    /// `None`: tasks are not limited.
+    pub groups: Option<Groups>,
+    pub own_user: String,
+    pub contact: ContactBook,
     pub work: RunFolders,
     pub shutdown: CancellationToken,
     /// Keeps other agents out of the data folder until the last attempt is let go.
@@ -62,6 +69,8 @@ pub(crate) struct Handle {
     pub ti: TiKey,
     pub scope: String,
     pub stop: CancellationToken,
+    /// It must not run on when this node loses the control plane.
+    pub fenced: bool,
     /// Nothing of it runs any more.
     pub ended: CancellationToken,
 }
@@ -120,8 +129,11 @@ impl Attempt {
     }
 
     /// `before`: attempts of the same task instance that may still be on their way out.
-    pub async fn run(self, files: BTreeMap<String, EmbeddedFile>, before: Vec<Arc<Handle>>) {
-        let lock = match self.prepare(&files) {
+    pub async fn run(mut self, files: BTreeMap<String, EmbeddedFile>, before: Vec<Arc<Handle>>) {
+        if let Err(error) = self.find_user().await {
+            return self.settle(self.cannot_start(error)).await;
+        }
+        let lock = match self.prepare(files) {
             Ok(lock) => lock,
             Err(NotPrepared::Occupied) => {
                 // Whoever made the folder answers for the attempt; the control plane withdraws what is not claimed.
@@ -149,10 +161,33 @@ impl Attempt {
         }
     }
 
-    fn prepare(&self, files: &BTreeMap<String, EmbeddedFile>) -> Result<File, NotPrepared> {
-        let shared = &self.shared;
-        let furnished = shared.work.furnish(&self.order.run_dir, files, self.id(), shared.clock.now());
-        furnished.map_err(|error| NotPrepared::Failed(error.to_string()))?;
+    /// Nothing is done for a task whose user this node does not let in.
+    async fn find_user(&mut self) -> Result<(), String> {
+        let Some(wanted) = other_user(&self.shared, &self.order.assignment).map(str::to_owned) else {
+            return Ok(());
+        };
+        let allowed = self.shared.config.allow_run_as.clone();
+        let found = tokio::task::spawn_blocking(move || users::look_up(&wanted, &allowed)).await;
+        let user = found.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let own =
+            [("HOME", &user.home), ("USER", &user.name), ("LOGNAME", &user.name), ("SHELL", &user.shell)];
+        for (name, value) in own {
+            self.order.env.insert(name.to_owned(), value.clone());
+        }
+        self.order.user = Some(user);
+        Ok(())
+    }
+
+    fn prepare(&mut self, files: BTreeMap<String, EmbeddedFile>) -> Result<File, NotPrepared> {
+        let (shared, run_dir) = (&self.shared, &self.order.run_dir);
+        let user = self.order.user.as_ref();
+        let mut made = shared.work.make(run_dir, user, shared.clock.now());
+        match user {
+            // By its own process.
+            Some(_) => self.order.assignment.files = files,
+            None => made = made.and_then(|()| work::write_files(run_dir, &files, self.id())),
+        }
+        made.map_err(|error| NotPrepared::Failed(error.to_string()))?;
         self.folder.create(&self.order).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => NotPrepared::Occupied,
             _ => {
@@ -182,6 +217,10 @@ impl Attempt {
     }
 
     async fn start(&self, lock: File) {
+        if let Err(error) = self.note_contact() {
+            let error = format!("its contact to the control plane could not be written down: {error}");
+            return self.settle(self.cannot_start(error)).await;
+        }
         match Supervisor::spawn(&self.shared.config.executable, &self.folder, lock) {
             Ok(supervisor) => self.follow(supervisor, Witness::Eye, self.shipper(Shipper::fresh)).await,
             Err(error) => {
@@ -191,6 +230,14 @@ impl Attempt {
                 )
                 .await;
             }
+        }
+    }
+
+    /// Its supervisor counts from the contact that it finds written down.
+    fn note_contact(&self) -> io::Result<()> {
+        match (&self.order.fence, self.shared.control.contact(&*self.shared.clock)) {
+            (Some(_), Some(at)) => self.shared.contact.note(at),
+            _ => Ok(()),
         }
     }
 
@@ -303,7 +350,13 @@ impl Attempt {
 
     async fn kill_leftovers(&self, task: Option<StartedTask>) {
         let attempt = self.id();
-        let killing = tokio::task::spawn_blocking(move || processes::kill_leftovers(attempt, task.as_ref()));
+        let group = self.order.group.as_ref().map(|group| Group::at(group.path.clone()));
+        let killing = tokio::task::spawn_blocking(move || {
+            if let Some(group) = group {
+                group.end();
+            }
+            processes::kill_leftovers(attempt, task.as_ref())
+        });
         match killing.await {
             Ok(0) => {}
             Ok(left) => tracing::error!(%attempt, left, "processes of a lost attempt do not die"),
@@ -435,9 +488,14 @@ fn failed(reason: FailReason) -> Outcome {
     Outcome::Failed { reason }
 }
 
+/// The user that the task asks for, if it is not the agent's own.
+fn other_user<'a>(shared: &Shared, assignment: &'a Assignment) -> Option<&'a str> {
+    assignment.run_as.as_deref().filter(|user| *user != shared.own_user)
+}
+
 fn order(shared: &Shared, folder: &AttemptFolder, mut assignment: Assignment) -> Order {
     assignment.files.clear();
-    let run_dir = shared.work.path_of(&assignment);
+    let run_dir = shared.work.path_of(&assignment, other_user(shared, &assignment));
     let argv = match &assignment.program {
         Program::Process { argv } => argv.clone(),
         Program::Http { .. } => {
@@ -458,6 +516,17 @@ fn order(shared: &Shared, folder: &AttemptFolder, mut assignment: Assignment) ->
         ("TENURE_RUN_DIR", run_dir.display().to_string()),
     ];
     env.extend(own.map(|(name, value)| (name.to_owned(), value)));
-    let result_limit = shared.config.result_limit;
-    Order { boot_id: shared.boot_id.clone(), argv, env, run_dir, result_limit, assignment }
+    let fence = || FenceOrder { contact: shared.contact.path().to_owned(), after: shared.config.fence_after };
+    Order {
+        boot_id: shared.boot_id.clone(),
+        argv,
+        env,
+        run_dir,
+        result_limit: shared.config.result_limit,
+        output_most: shared.config.output_most,
+        group: shared.groups.as_ref().map(|groups| groups.order(assignment.attempt, &assignment.resources)),
+        user: None,
+        fence: (assignment.on_disconnect == OnDisconnect::Stop).then(fence),
+        assignment,
+    }
 }

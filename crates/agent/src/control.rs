@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_clock::Entropy;
+use tenure_clock::{BootTime, Clock, Entropy};
 use tenure_model::{Ack, Report};
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +15,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 #[async_trait]
 pub trait ControlPlane: Send + Sync {
     async fn submit(&self, report: Report) -> Ack;
+
+    /// When the latest word was said that the control plane has certainly heard. In one process with it: now.
+    fn contact(&self, clock: &dyn Clock) -> Option<BootTime> {
+        Some(clock.boottime())
+    }
 }
 
 /// Sends until the answer is not `Retry`. `None`: the agent is shutting down.

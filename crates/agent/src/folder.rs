@@ -8,6 +8,8 @@
 //! - `started`: written by the supervisor *before* it spawns the task. No such file: nothing ever began.
 //! - `exit.json`: how it ended, moved into place by the supervisor as its last act.
 //! - `result`: what the task returns.
+//! - `cuts`: what was cut out of `output` to keep it within its bound.
+//! - `refused`: why a process that was to become the task's program could not.
 //! - `report.json`: a verdict of the agent's own, which could not be derived from the other files again.
 //!
 //! No fsync anywhere: a kill -9 loses nothing that was written, and after a power cut (another boot id)
@@ -18,12 +20,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use rustix::fs::FlockOperation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tenure_model::{Assignment, Outcome};
+
+use crate::limits::GroupOrder;
+use crate::users::RunAs;
 
 /// Everything the supervisor has to know. Holds secrets; so the folder is closed to others.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,8 +41,34 @@ pub(crate) struct Order {
     pub env: BTreeMap<String, String>,
     pub run_dir: PathBuf,
     pub result_limit: usize,
-    /// Without its files, which are in the run folder already, and without `env`, which is above.
+    /// How much room `output` may take, about.
+    #[serde(default = "default_output_most")]
+    pub output_most: u64,
+    #[serde(default)]
+    pub group: Option<GroupOrder>,
+    /// Another user than the agent's own.
+    #[serde(default)]
+    pub user: Option<RunAs>,
+    #[serde(default)]
+    pub fence: Option<FenceOrder>,
+    /// Without `env`, which is above, and without its files, which are in the run folder already; those of another user
+    /// are put there by the task's own process, as that user.
     pub assignment: Assignment,
+}
+
+/// When to stop a task that must not run on without the control plane.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct FenceOrder {
+    /// Where the agent writes down its contact.
+    pub contact: PathBuf,
+    #[serde(with = "tenure_model::duration::text")]
+    pub after: Duration,
+}
+
+pub(crate) const DEFAULT_OUTPUT_MOST: u64 = 64 * 1024 * 1024;
+
+fn default_output_most() -> u64 {
+    DEFAULT_OUTPUT_MOST
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -59,6 +91,15 @@ pub(crate) struct Exit {
     pub end: End,
     pub cut: Option<Cut>,
     pub ended_at: Timestamp,
+    /// The kernel has killed for memory in its group.
+    #[serde(default)]
+    pub out_of_memory: bool,
+}
+
+impl Exit {
+    pub fn new(end: End, cut: Option<Cut>, ended_at: Timestamp) -> Self {
+        Self { end, cut, ended_at, out_of_memory: false }
+    }
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +116,10 @@ pub(crate) enum End {
 pub(crate) enum Cut {
     TimedOut,
     Stopped,
+    /// No replica was heard for so long, and the task must not run on then.
+    Silence {
+        silent_ms: u64,
+    },
 }
 
 /// What a final report says, apart from whose it is.
@@ -107,13 +152,36 @@ impl AttemptFolder {
         self.path.join("output")
     }
 
+    pub fn cuts_path(&self) -> PathBuf {
+        self.path.join("cuts")
+    }
+
     /// Makes the folder and locks it; fails if it exists.
     pub fn create(&self, order: &Order) -> io::Result<File> {
-        fs::DirBuilder::new().mode(0o700).create(&self.path)?;
+        // Another user finds its result here, and can look at nothing else.
+        let mode = if order.user.is_some() { 0o711 } else { 0o700 };
+        fs::DirBuilder::new().mode(mode).create(&self.path)?;
         let lock = self.open_lock()?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        fs::write(self.path.join("assignment.json"), serde_json::to_vec(order)?)?;
+        if let Some(user) = &order.user {
+            let result = self.private(&self.result_path())?;
+            std::os::unix::fs::fchown(&result, Some(user.uid), Some(user.gid))?;
+        }
+        self.private(&self.path.join("assignment.json"))?.write_all(&serde_json::to_vec(order)?)?;
         Ok(lock)
+    }
+
+    /// Where a process says why it could not become the task's program.
+    pub fn open_refusal(&self) -> io::Result<File> {
+        self.private(&self.path.join("refused"))
+    }
+
+    pub fn refusal(&self) -> io::Result<Option<String>> {
+        match fs::read_to_string(self.path.join("refused")) {
+            Ok(text) => Ok(Some(text).filter(|text| !text.is_empty())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// `None`: a supervisor (or an agent that is about to start one) is alive.
@@ -181,9 +249,14 @@ impl AttemptFolder {
         OpenOptions::new().create(true).write(true).truncate(false).mode(0o600).open(self.path.join("lock"))
     }
 
+    /// For its owner's eyes only: orders and verdicts may hold secrets.
+    fn private(&self, path: &Path) -> io::Result<File> {
+        OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)
+    }
+
     fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let temporary = self.path.join(format!("{name}.new"));
-        fs::write(&temporary, content)?;
+        self.private(&temporary)?.write_all(content)?;
         fs::rename(temporary, self.path.join(name))
     }
 }

@@ -19,18 +19,28 @@ use crate::verdict::kibibytes;
 const PRINTED: usize = 4 * 1024;
 
 pub(crate) fn http_task(folder: &Path) -> ExitCode {
-    match perform(&AttemptFolder::at(folder)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            println!("{error}");
-            ExitCode::FAILURE
-        }
+    let folder = AttemptFolder::at(folder);
+    match folder.order() {
+        Ok(Some(order)) => perform(&order, &folder),
+        Ok(None) => failed("the order of this task is missing"),
+        Err(error) => failed(&format!("the order of this task cannot be read: {error}")),
     }
 }
 
-fn perform(folder: &AttemptFolder) -> Result<(), String> {
-    let order = folder.order().map_err(|error| format!("the order of this task cannot be read: {error}"))?;
-    let order = order.ok_or("the order of this task is missing")?;
+/// Needs of the folder no more than a result that can be written.
+pub(crate) fn perform(order: &Order, folder: &AttemptFolder) -> ExitCode {
+    match try_perform(order, folder) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &str) -> ExitCode {
+    println!("{error}");
+    ExitCode::FAILURE
+}
+
+fn try_perform(order: &Order, folder: &AttemptFolder) -> Result<(), String> {
     let Program::Http { request } = &order.assignment.program else {
         return Err("this task is not an http task".into());
     };
@@ -50,7 +60,7 @@ fn perform(folder: &AttemptFolder) -> Result<(), String> {
             wanted(&request.expected_status)
         ));
     }
-    keep_result(&body, &order, folder)
+    keep_result(&body, order, folder)
 }
 
 fn send(request: &HttpRequest) -> Result<Response<ureq::Body>, ureq::Error> {

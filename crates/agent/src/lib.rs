@@ -10,14 +10,19 @@
 //! a reboot, what has not been reported is `Lost`.
 //!
 //! Does not promise: that a process which leaves both its process group and its environment behind is found
-//! after its supervisor was killed with SIGKILL. While the supervisor lives, nothing escapes it.
+//! after its supervisor was killed with SIGKILL, unless tasks have groups of their own ([`limits`]). While the
+//! supervisor lives, nothing escapes it.
 
 mod agent;
 mod attempt;
+mod bounded;
+mod contact;
 mod control;
 mod epochs;
 mod folder;
 mod http;
+mod launch;
+mod limits;
 mod link;
 mod log_store;
 mod output;
@@ -25,7 +30,9 @@ mod processes;
 mod redact;
 mod spawn;
 mod supervisor;
+mod users;
 mod verdict;
+mod waking;
 mod work;
 
 use std::path::Path;
@@ -33,6 +40,7 @@ use std::process::ExitCode;
 
 pub use agent::{Agent, AgentConfig, AgentError, AssignError};
 pub use control::ControlPlane;
+pub use limits::Limits;
 pub use link::{BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
 pub use log_store::{BoxError, LogStore};
 
@@ -40,6 +48,9 @@ pub use log_store::{BoxError, LogStore};
 const SUPERVISE: &str = "__supervise";
 /// `<executable> __http <attempt folder>`: an http task, run as a process like any other.
 const HTTP: &str = "__http";
+
+/// `<executable> __as-user <attempt folder>`: becomes the task's user, and then its program.
+const AS_USER: &str = "__as-user";
 
 /// Runs the hidden subcommand this process was started for, if it was. To be called first thing in `main`,
 /// before a runtime or a command-line parser exists: every attempt pays for what happens before it.
@@ -49,6 +60,7 @@ pub fn run_hidden_subcommand() -> Option<ExitCode> {
     let body = match subcommand.to_str()? {
         SUPERVISE => supervisor::supervise,
         HTTP => http::http_task,
+        AS_USER => launch::as_user,
         _ => return None,
     };
     let Some(folder) = arguments.next() else {

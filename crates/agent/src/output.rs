@@ -1,8 +1,9 @@
 //! Carries what a task prints from its `output` file to the log store, redacted, while it runs and after.
 //!
-//! Promises: every byte is stored once, under its raw offsets; a part ends at the end of a line (except in
-//! very long lines, and at the very end), so no secret is cut in two; a log store that is slow or down
-//! delays nobody but the log.
+//! Promises: every byte that is still there is stored once, under its raw offsets; a part ends at the end of a line
+//! (except in very long lines, and at the very end), so no secret is cut in two; a log store that is slow or down
+//! delays nobody but the log. What was cut out of the middle meanwhile ([`crate::bounded`]) is marked where it was. What
+//! is stored takes no more room here.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +16,10 @@ use object_store::path::Path;
 use tenure_logs::Part;
 use tenure_model::{Assignment, AttemptId};
 
+use crate::bounded;
 use crate::log_store::{BoxError, LogStore};
 use crate::redact::Redactor;
+use crate::verdict::kibibytes;
 
 /// How much is read, and stored as one part, at most.
 const PART: usize = 256 * 1024;
@@ -26,6 +29,8 @@ const LONG_LINE: usize = 64 * 1024;
 /// that prints for a day leaves some thousands of objects, not a hundred thousand.
 const PARTS_PER_STEP: u32 = 120;
 const SLOWEST: Duration = Duration::from_secs(5);
+/// The room of what is stored is given back in pieces of this size.
+const GIVE_BACK: u64 = 1024 * 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ShipError {
@@ -43,11 +48,16 @@ pub(crate) struct Shipper {
     prefix: Path,
     attempt: AttemptId,
     output: PathBuf,
+    cuts: PathBuf,
     secrets: Vec<String>,
     /// Made when there is something to redact: most tasks print nothing.
     redactor: OnceLock<Redactor>,
     /// `None` until it is known where an earlier agent stopped.
     shipped: Option<u64>,
+    /// Up to where the room on disk is given back.
+    given_back: u64,
+    /// What is stored ends with a whole line.
+    at_line_start: bool,
     parts: u32,
 }
 
@@ -70,10 +80,13 @@ impl Shipper {
                 assignment.try_number,
             ),
             attempt: assignment.attempt,
+            cuts: output.with_file_name("cuts"),
             output,
             secrets: assignment.secrets.clone(),
             redactor: OnceLock::new(),
             shipped: None,
+            given_back: 0,
+            at_line_start: true,
             parts: 0,
         }
     }
@@ -109,16 +122,41 @@ impl Shipper {
                 none => none.insert(File::open(&self.output)?),
             };
             let redactor = self.redactor.get_or_init(|| Redactor::new(&self.secrets));
-            let waiting = usize::try_from(length - shipped).unwrap_or(usize::MAX);
-            let raw = read_at(file, shipped, waiting.min(PART.max(redactor.longest() * 4)))?;
-            let at_end = to_the_end && shipped + raw.len() as u64 >= length;
-            let cut = if at_end { raw.len() } else { cut(&raw, redactor) };
-            if cut == 0 {
-                return Ok(());
+            let next_cut = bounded::next_cut(&self.cuts, shipped)?;
+            let until = next_cut.as_ref().map_or(length, |cut| cut.start.max(shipped));
+            let waiting = usize::try_from(until - shipped).unwrap_or(usize::MAX);
+            let mut raw = read_at(file, shipped, waiting.min(PART.max(redactor.longest() * 4)))?;
+            // Whatever was cut out while it was read is no longer what was printed.
+            let next_cut = bounded::next_cut(&self.cuts, shipped)?;
+            if let Some(cut) = &next_cut {
+                raw.truncate(usize::try_from(cut.start.saturating_sub(shipped)).unwrap_or(usize::MAX));
             }
-            let text = redactor.redact(&raw[..cut]).into_owned();
-            self.store_part(text, shipped, shipped + cut as u64).await?;
+            let read_until = shipped + raw.len() as u64;
+            let at_end = to_the_end && read_until >= length;
+            let cut = if at_end { raw.len() } else { cut(&raw, redactor) };
+            if cut > 0 {
+                let text = redactor.redact(&raw[..cut]).into_owned();
+                let whole = raw[cut - 1] == b'\n';
+                self.store_part(text, shipped, shipped + cut as u64).await?;
+                self.at_line_start = whole;
+                continue;
+            }
+            match next_cut {
+                Some(cut) if read_until >= cut.start => {
+                    let end = after_cut(file, cut.end, redactor)?;
+                    self.store_part(self.mark(end - shipped), shipped, end).await?;
+                    self.at_line_start = true;
+                }
+                _ => return Ok(()),
+            }
         }
+    }
+
+    fn mark(&self, bytes: u64) -> Vec<u8> {
+        let begin = if self.at_line_start { "" } else { "\n" };
+        let size = kibibytes(bytes);
+        let mark = "of output are left out here: the task printed faster than its log could be stored";
+        format!("{begin}tenure: {size} {mark}\n").into_bytes()
     }
 
     async fn shipped(&mut self) -> Result<u64, ShipError> {
@@ -133,17 +171,38 @@ impl Shipper {
         Ok(shipped)
     }
 
+    /// Where the file system cannot do it, the room is taken until the task has ended.
+    fn give_back(&mut self, until: u64) {
+        if until - self.given_back < GIVE_BACK {
+            return;
+        }
+        let file = File::options().write(true).open(&self.output);
+        if let Err(error) = file.and_then(|file| bounded::punch(&file, self.given_back..until)) {
+            tracing::debug!(attempt = %self.attempt, %error, "the room of what is stored cannot be given back");
+        }
+        self.given_back = until;
+    }
+
     async fn store_part(&mut self, text: Vec<u8>, start: u64, end: u64) -> Result<(), ShipError> {
         let part = Part { attempt: self.attempt, start, end };
         match self.store.put_part(&self.prefix, part, text.into()).await {
             Ok(()) => {
                 self.shipped = Some(end);
                 self.parts += 1;
+                self.give_back(end);
                 Ok(())
             }
             Err(source) => Err(ShipError::Put { at: part.path(&self.prefix), source }),
         }
     }
+}
+
+/// Where whole lines begin again, so that no secret is half there. In a line without an end: where no secret can be that
+/// began before.
+fn after_cut(file: &File, end: u64, redactor: &Redactor) -> io::Result<u64> {
+    let raw = read_at(file, end, LONG_LINE)?;
+    let newline = raw.iter().position(|byte| *byte == b'\n').map(|newline| newline + 1);
+    Ok(end + newline.unwrap_or_else(|| redactor.longest().min(raw.len())) as u64)
 }
 
 fn read_at(file: &File, offset: u64, at_most: usize) -> io::Result<Vec<u8>> {
@@ -217,9 +276,12 @@ mod tests {
                 prefix: Path::from("try"),
                 attempt: AttemptId(Uuid::from_u128(1)),
                 output: self.folder.path().join("output"),
+                cuts: self.folder.path().join("cuts"),
                 secrets: self.secrets.clone(),
                 redactor: OnceLock::new(),
                 shipped: Some(0),
+                given_back: 0,
+                at_line_start: true,
                 parts: 0,
             }
         }
@@ -310,6 +372,50 @@ mod tests {
         assert_eq!(bench.stored().await, "*** one\ntwo\nthree\nfour");
         let rest = tenure_logs::read(&*bench.store, &Path::from("try"), follower.next).await.unwrap();
         assert_eq!(rest.text, "three\nfour", "who follows the log sees no line twice");
+    }
+
+    #[tokio::test]
+    async fn what_was_cut_out_is_marked_and_no_secret_is_half_there_around_it() {
+        for (first, second) in [(30, 60), (27, 62), (0, 90)] {
+            let bench = Bench::new(&["hunter22"]);
+            let mut shipper = bench.shipper();
+            let text = b"one\npassword: hunter22\ntwo\nsecond: hunter22 and so on\nlast: hunter22 fine\ntail";
+            bench.print(text);
+            std::fs::write(bench.folder.path().join("cuts"), format!("{first} {second}\n")).unwrap();
+            let file = File::options().write(true).open(bench.folder.path().join("output")).unwrap();
+            bounded::punch(&file, first..second.min(text.len() as u64)).unwrap();
+            shipper.ship_lines().await.unwrap();
+            shipper.ship_rest().await.unwrap();
+            let stored = bench.stored().await;
+            assert!(
+                !stored.contains("hunter") && !stored.contains("ter22") && !stored.contains('\0'),
+                "{stored:?}"
+            );
+            assert!(stored.contains("bytes of output are left out here"), "{stored:?}");
+            if second < 80 {
+                assert!(
+                    stored.starts_with("one\npassword: ***\n") && stored.ends_with("\ntail"),
+                    "{stored:?}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_stored_takes_no_room_any_more_and_is_stored_once() {
+        use std::os::unix::fs::MetadataExt;
+        let bench = Bench::new(&[]);
+        let mut shipper = bench.shipper();
+        let mut all = String::new();
+        for round in 0..8 {
+            let text = format!("{round} {}\n", "x".repeat(99)).repeat(10_000);
+            bench.print(text.as_bytes());
+            all.push_str(&text);
+            shipper.ship_lines().await.unwrap();
+        }
+        let room = std::fs::metadata(bench.folder.path().join("output")).unwrap().blocks() * 512;
+        assert!(room < 3 * GIVE_BACK, "{room} bytes are taken by {} that are stored", all.len());
+        assert!(bench.stored().await == all);
     }
 
     #[tokio::test]

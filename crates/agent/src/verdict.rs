@@ -12,8 +12,16 @@ const SKIP_CODE: i32 = 99;
 
 /// The verdict on an attempt whose supervisor has written down how it ended.
 pub(crate) fn of_exit(exit: Exit, order: &Order, folder: &AttemptFolder) -> Verdict {
-    let Exit { end, cut, ended_at } = exit;
-    let outcome = outcome_of(end, cut, &order.assignment);
+    let Exit { end, cut, ended_at, out_of_memory } = exit;
+    let limit_bytes = order.group.as_ref().and_then(|group| group.memory_bytes).filter(|_| out_of_memory);
+    let outcome = match (outcome_of(end, cut, &order.assignment), limit_bytes) {
+        // Whatever the end looked like: that is why. What succeeded all the same has succeeded.
+        (
+            Outcome::Failed { reason: FailReason::Exit { .. } | FailReason::Signal { .. } },
+            Some(limit_bytes),
+        ) => Outcome::Failed { reason: FailReason::OutOfMemory { limit_bytes } },
+        (outcome, _) => outcome,
+    };
     let (outcome, result) = match outcome {
         Outcome::Success => match read_result(folder, order) {
             Ok(result) => (Outcome::Success, result),
@@ -28,6 +36,7 @@ fn outcome_of(end: End, cut: Option<Cut>, assignment: &Assignment) -> Outcome {
     let failed = |reason| Outcome::Failed { reason };
     match (cut, end) {
         (Some(Cut::Stopped), _) => failed(FailReason::Stopped),
+        (Some(Cut::Silence { silent_ms }), _) => failed(FailReason::CutOff { silent_ms }),
         (Some(Cut::TimedOut), _) => {
             let after_ms = assignment.timeout.unwrap_or_default().as_millis() as u64;
             failed(FailReason::TimedOut { after_ms })

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, FileTimes, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -15,7 +15,11 @@ use jiff::Timestamp;
 use tenure_model::{Assignment, AttemptId, EmbeddedFile};
 use uuid::Uuid;
 
+use crate::users::RunAs;
+
 const LONGEST_NAME: usize = 120;
+/// Between a tenant and the user whose run folders these are.
+pub(crate) const OF_USER: char = '~';
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
@@ -40,9 +44,16 @@ impl RunFolders {
         Self { root, in_use: Mutex::default() }
     }
 
-    pub fn path_of(&self, assignment: &Assignment) -> PathBuf {
-        let parts = [assignment.tenant.as_str(), assignment.dag.as_str(), assignment.run_id.as_str()];
-        parts.iter().fold(self.root.clone(), |path, part| path.join(file_name(part)))
+    /// Tasks of a run that run as different users share no folder: nobody writes where somebody else might have put a
+    /// link.
+    pub fn path_of(&self, assignment: &Assignment, user: Option<&str>) -> PathBuf {
+        let mut tenant = file_name(assignment.tenant.as_str());
+        if let Some(user) = user {
+            // No plain name has this sign.
+            tenant = format!("{tenant}{OF_USER}{}", file_name(user));
+        }
+        let dag = file_name(assignment.dag.as_str());
+        self.root.join(tenant).join(dag).join(file_name(assignment.run_id.as_str()))
     }
 
     pub fn enter(&self, run_dir: &Path) {
@@ -61,25 +72,17 @@ impl RunFolders {
         }
     }
 
-    /// Makes the folder, or marks it as used just now, and puts the files in.
-    pub fn furnish(
-        &self,
-        run_dir: &Path,
-        files: &BTreeMap<String, EmbeddedFile>,
-        attempt: AttemptId,
-        now: Timestamp,
-    ) -> Result<(), WorkError> {
+    /// Makes the folder, or marks it as used just now.
+    pub fn make(&self, run_dir: &Path, user: Option<&RunAs>, now: Timestamp) -> Result<(), WorkError> {
         let made = match touch(run_dir, now) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(run_dir),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_folder(run_dir, user),
             touched => touched,
         };
-        made.map_err(|source| WorkError::Folder { at: run_dir.to_owned(), source })?;
-        for (name, file) in files {
-            let path = inside(run_dir, name).ok_or_else(|| WorkError::Outside { name: name.clone() })?;
-            write_file(&path, file, attempt)
-                .map_err(|source| WorkError::File { name: name.clone(), source })?;
-        }
-        Ok(())
+        let made = made.and_then(|()| match user {
+            Some(user) => give(run_dir, user),
+            None => Ok(()),
+        });
+        made.map_err(|source| WorkError::Folder { at: run_dir.to_owned(), source })
     }
 
     /// Removes run folders that nobody has used for the retention.
@@ -156,6 +159,41 @@ fn inside(run_dir: &Path, name: &str) -> Option<PathBuf> {
     let relative = Path::new(name);
     let plain = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     (plain && relative.file_name().is_some()).then(|| run_dir.join(relative))
+}
+
+/// Puts embedded files into a run folder.
+pub(crate) fn write_files(
+    run_dir: &Path,
+    files: &BTreeMap<String, EmbeddedFile>,
+    attempt: AttemptId,
+) -> Result<(), WorkError> {
+    for (name, file) in files {
+        let path = inside(run_dir, name).ok_or_else(|| WorkError::Outside { name: name.clone() })?;
+        write_file(&path, file, attempt).map_err(|source| WorkError::File { name: name.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// Closed to other users. The folders above one that belongs to another user let that user through, and show nothing.
+fn make_folder(run_dir: &Path, user: Option<&RunAs>) -> io::Result<()> {
+    let folder = |mode| {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(mode);
+        builder
+    };
+    if user.is_none() {
+        return folder(0o700).create(run_dir);
+    }
+    folder(0o711).create(run_dir.parent().expect("a run folder lies in the folder of its dag"))?;
+    folder(0o700).create(run_dir)
+}
+
+/// Also when an earlier agent was killed before it had done so. Only the agent can put anything in this place.
+fn give(run_dir: &Path, user: &RunAs) -> io::Result<()> {
+    if fs::symlink_metadata(run_dir)?.uid() == user.uid {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(run_dir, Some(user.uid), Some(user.gid))
 }
 
 fn write_file(path: &Path, file: &EmbeddedFile, attempt: AttemptId) -> io::Result<()> {

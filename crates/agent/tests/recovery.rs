@@ -4,62 +4,16 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use common::host::{Host, running, signal};
 use common::{Bench, EXECUTABLE, alive, eventually, failed, unique_sleep};
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use tenure_agent::Agent;
 use tenure_model::{Assignment, AttemptId, FailReason, Held, Outcome};
 
-/// An agent in another process, killed when it goes out of scope at the latest.
-struct Host(Child);
-
-impl Host {
-    fn start(bench: &Bench, tasks: &[&Assignment], variables: &[(&str, &str)]) -> Self {
-        let files = tasks.iter().map(|task| {
-            let path = bench.path(&format!("{}.json", task.attempt));
-            std::fs::write(&path, serde_json::to_vec(task).unwrap()).unwrap();
-            path
-        });
-        let child = Command::new(EXECUTABLE)
-            .args([PathBuf::from("host"), bench.path("data"), bench.path("logs"), bench.path("reports")])
-            .args(files)
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 fn reported(bench: &Bench) -> String {
     std::fs::read_to_string(bench.path("reports")).unwrap_or_default()
-}
-
-fn started(bench: &Bench, attempt: AttemptId) -> Vec<i32> {
-    let text = std::fs::read_to_string(bench.folder_of(attempt).join("started")).unwrap_or_default();
-    text.lines().filter_map(|line| line.split(' ').nth(1)?.parse().ok()).collect()
-}
-
-async fn running(bench: &Bench, attempt: AttemptId) -> Vec<i32> {
-    eventually("the task is started", || started(bench, attempt).len() == 2).await;
-    started(bench, attempt)
-}
-
-fn signal(pid: i32, signal: Signal) {
-    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
 #[tokio::test]
@@ -111,6 +65,60 @@ async fn a_task_that_ends_while_no_agent_lives_is_told_with_its_exit_code_and_it
     assert_eq!(bench.control.end_of(task.attempt).await.outcome, failed(FailReason::Exit { code: 6 }));
     bench.gone(task.attempt).await;
     assert_eq!(bench.log().await, "line 1\nline 2\nline 3\nline 4\nline 5\nline 6\ntail");
+}
+
+/// An upgrade puts another file in another place, and takes the old one away.
+#[tokio::test]
+async fn an_agent_from_another_binary_takes_up_tasks_and_exit_codes_and_starts_nothing_that_is_lost() {
+    let bench = Bench::new();
+    let [old, new] = ["tenure-old", "tenure-new"].map(|name| bench.path(name));
+    for path in [&old, &new] {
+        std::fs::hard_link(EXECUTABLE, path).or_else(|_| std::fs::copy(EXECUTABLE, path).map(drop)).unwrap();
+    }
+    let waits = |word: &str, code: u32| {
+        let (effect, go) = (bench.path("effect"), bench.path(word));
+        bench.bash(&format!(
+            "echo {word} >> {}; while [ ! -e {} ]; do sleep 0.02; done; exit {code}",
+            effect.display(),
+            go.display()
+        ))
+    };
+    let (running_on, ended_alone, lost) = (waits("later", 4), waits("alone", 5), waits("lost", 6));
+    let mut host = Host::of(&old, &bench, &[&running_on, &ended_alone, &lost], &[]);
+    for task in [&running_on, &ended_alone] {
+        running(&bench, task.attempt).await;
+    }
+    let pids = running(&bench, lost.attempt).await;
+    host.kill();
+    std::fs::remove_file(&old).unwrap();
+    std::fs::write(bench.path("alone"), "").unwrap();
+    let exit = bench.folder_of(ended_alone.attempt).join("exit.json");
+    eventually("it has ended while no agent was there", || exit.exists()).await;
+    signal(pids[0], Signal::KILL);
+
+    let _host = Host::of(&new, &bench, &[], &[]);
+    eventually("the lost one and the ended one are told", || {
+        reported(&bench).matches("\"end\"").count() == 2
+    })
+    .await;
+    std::fs::write(bench.path("later"), "").unwrap();
+    eventually("all ends are told", || reported(&bench).matches("\"end\"").count() == 3).await;
+    let told = reported(&bench);
+    for (task, end) in [
+        (&running_on, "{\"type\":\"exit\",\"code\":4}"),
+        (&ended_alone, "{\"type\":\"exit\",\"code\":5}"),
+        (&lost, "{\"type\":\"lost\"}"),
+    ] {
+        let name = task.attempt.to_string();
+        let ends: Vec<&str> =
+            told.lines().filter(|line| line.contains("\"end\"") && line.contains(&name)).collect();
+        assert!(ends.len() == 1 && ends[0].contains(end), "{end}: {ends:?}");
+        bench.gone(task.attempt).await;
+    }
+    let mut starts: Vec<String> =
+        std::fs::read_to_string(bench.path("effect")).unwrap().lines().map(str::to_owned).collect();
+    starts.sort();
+    assert_eq!(starts, ["alone", "later", "lost"], "each was started once");
 }
 
 #[tokio::test]

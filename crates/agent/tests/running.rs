@@ -155,6 +155,46 @@ async fn a_timeout_kills_grandchildren_even_in_sessions_of_their_own() {
 }
 
 #[tokio::test]
+async fn a_cancelled_task_takes_all_that_it_has_started_with_it() {
+    let bench = Bench::new();
+    let agent = bench.agent().await;
+    let [child, session, forked_twice, deaf] = [(); 4].map(|()| unique_sleep());
+    let script = format!(
+        "sleep {child} & setsid sleep {session} & (setsid bash -c '(sleep {forked_twice} &)' &); \
+         setsid bash -c \"trap '' TERM; sleep {deaf}; sleep {deaf}\" & wait"
+    );
+    let mut task = bench.bash(&script);
+    task.grace = Duration::from_millis(300);
+    let attempt = task.attempt;
+    agent.assign(task).await.unwrap();
+    let all = [&child, &session, &forked_twice, &deaf];
+    eventually("all of them sleep", || all.iter().all(|word| alive(word))).await;
+    agent.stop(attempt).await;
+    assert_eq!(bench.control.end_of(attempt).await.outcome, failed(FailReason::Stopped));
+    assert!(!all.iter().any(|word| alive(word)), "a process of the task outlived its reported end");
+}
+
+#[tokio::test]
+async fn a_cancel_at_any_moment_of_the_dispatch_leaves_no_orphan() {
+    let bench = Bench::new();
+    let agent = bench.agent().await;
+    for delay in 0..16 {
+        let sleep = unique_sleep();
+        let mut task = bench.assignment(&["sleep", &sleep]);
+        task.grace = Duration::from_millis(200);
+        let attempt = task.attempt;
+        agent.assign(task).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(delay * 2)).await;
+        agent.stop(attempt).await;
+        let outcome = bench.control.end_of(attempt).await.outcome;
+        let fits = outcome == Outcome::NeverStarted || outcome == failed(FailReason::Stopped);
+        assert!(fits, "after {delay}: {outcome:?}");
+        assert!(!alive(&sleep), "it runs on after {outcome:?}");
+        bench.gone(attempt).await;
+    }
+}
+
+#[tokio::test]
 async fn what_a_task_leaves_behind_dies_with_it() {
     let bench = Bench::new();
     let agent = bench.agent().await;
@@ -274,6 +314,23 @@ async fn duplicates_start_once_even_after_the_end() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(std::fs::read_to_string(&effect).unwrap(), "started\n");
     assert_eq!(bench.control.claims_of(task.attempt), 1);
+}
+
+#[tokio::test]
+async fn the_same_dispatch_delivered_three_times_to_two_agents_starts_once() {
+    let (first, second) = (Bench::new(), Bench::with(|config| config.node = "n2".into()));
+    let agents = [first.agent().await, second.agent().await];
+    let effect = first.path("effect");
+    let task = first.bash(&format!("echo started >> {}; sleep 0.1", effect.display()));
+    for _ in 0..3 {
+        assert!(agents[0].assign(task.clone()).await.is_ok());
+        assert!(matches!(agents[1].assign(task.clone()).await, Err(AssignError::WrongNode { .. })));
+    }
+    first.control.end_of(task.attempt).await;
+    first.gone(task.attempt).await;
+    assert_eq!(std::fs::read_to_string(&effect).unwrap(), "started\n");
+    assert_eq!(first.control.claims_of(task.attempt), 1);
+    assert_eq!(second.control.bodies(), []);
 }
 
 #[tokio::test]

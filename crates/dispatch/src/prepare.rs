@@ -123,6 +123,9 @@ pub(crate) async fn prepare(
         timeout: task.timeout,
         grace: task.grace,
         secrets: hidden.into_iter().collect(),
+        resources: task.resources.clone(),
+        run_as: task.run_as.clone(),
+        on_disconnect: task.on_disconnect,
     })
 }
 

@@ -105,6 +105,9 @@ fn assignment(number: u64, entropy: &Entropy, clock: &dyn Clock) -> Assignment {
         timeout: Some(Duration::from_secs(3_600)),
         grace: Duration::from_secs(30),
         secrets: Vec::new(),
+        resources: Default::default(),
+        run_as: None,
+        on_disconnect: Default::default(),
     }
 }
 

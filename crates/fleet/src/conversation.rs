@@ -140,6 +140,9 @@ impl Conversation {
             self.link.voice.say(ReplicaItem::Heartbeat);
             return Ok(());
         }
+        if message.ping > 0 {
+            self.link.voice.say(ReplicaItem::Pong(message.ping));
+        }
         for refused in message.refusals {
             let refused = Refusal::try_from(refused).map_err(|nonsense| {
                 Status::invalid_argument(format!("a refusal makes no sense: {nonsense}"))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AttemptId, DagId, NodeId, RunId, TaskId, TenantId, TiKey};
+use crate::{AttemptId, DagId, NodeId, OnDisconnect, Resources, RunId, TaskId, TenantId, TiKey};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
@@ -32,6 +32,14 @@ pub struct Assignment {
     pub grace: Duration,
     /// Texts that never appear in a log.
     pub secrets: Vec<String>,
+    /// What it asked for. The agent makes limits of `cpu` and `memory` where its machine can.
+    #[serde(default)]
+    pub resources: Resources,
+    /// Another user of the node than the agent's own.
+    #[serde(default)]
+    pub run_as: Option<String>,
+    #[serde(default)]
+    pub on_disconnect: OnDisconnect,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

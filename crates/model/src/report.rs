@@ -85,11 +85,19 @@ pub enum FailReason {
     Signal {
         name: String,
     },
+    /// The kernel killed it for using more memory than its task asked for.
+    OutOfMemory {
+        limit_bytes: u64,
+    },
     TimedOut {
         after_ms: u64,
     },
     /// Stopped because the control plane asked for it.
     Stopped,
+    /// Stopped by its own node, which had heard of no replica for so long: its task asks for that.
+    CutOff {
+        silent_ms: u64,
+    },
     /// It began, and the node cannot say how it ended: its supervisor is gone.
     Lost,
     /// Its agent has been silent for so long that nobody will hear how it ended.
@@ -111,11 +119,18 @@ impl fmt::Display for FailReason {
         match self {
             Self::Exit { code } => write!(f, "exit code {code}"),
             Self::Signal { name } => write!(f, "killed by {name}"),
+            Self::OutOfMemory { limit_bytes } => {
+                write!(f, "killed: out of memory (limit {})", binary_size(*limit_bytes))
+            }
             Self::TimedOut { after_ms } => {
                 let after = crate::duration::format(std::time::Duration::from_millis(*after_ms));
                 write!(f, "timed out after {after}")
             }
             Self::Stopped => f.write_str("stopped on request"),
+            Self::CutOff { silent_ms } => {
+                let silent = crate::duration::format(std::time::Duration::from_millis(*silent_ms));
+                write!(f, "stopped by its node: no replica was heard for {silent} (on_disconnect: stop)")
+            }
             Self::Lost => f.write_str("lost: its supervisor is gone and left no exit code"),
             Self::AgentLost { silent_ms } => {
                 let silent = crate::duration::format(std::time::Duration::from_millis(*silent_ms));
@@ -124,6 +139,20 @@ impl fmt::Display for FailReason {
             Self::CannotStart { error } => write!(f, "could not start: {error}"),
             Self::BadResult { error } => write!(f, "bad result: {error}"),
         }
+    }
+}
+
+/// In the largest unit that leaves a number in front of the point.
+fn binary_size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let power = (bytes.checked_ilog2().unwrap_or(0) / 10).min(UNITS.len() as u32);
+    let Some(unit) = power.checked_sub(1).map(|index| UNITS[index as usize]) else {
+        return format!("{bytes} bytes");
+    };
+    let tenths = (u128::from(bytes) * 10) >> (10 * power);
+    match tenths % 10 {
+        0 => format!("{} {unit}", tenths / 10),
+        tenth => format!("{}.{tenth} {unit}", tenths / 10),
     }
 }
 
@@ -137,4 +166,26 @@ pub enum Ack {
     Superseded,
     /// The outcome is unknown or nobody could take it: send it again.
     Retry,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_in_the_unit_that_people_wrote() {
+        let mebi = 1024 * 1024;
+        for (bytes, told) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (2048, "2 KiB"),
+            (256 * mebi, "256 MiB"),
+            (mebi + mebi / 2, "1.5 MiB"),
+            (8 * 1024 * mebi, "8 GiB"),
+            (u64::MAX, "16777215.9 TiB"),
+        ] {
+            let reason = FailReason::OutOfMemory { limit_bytes: bytes };
+            assert_eq!(reason.to_string(), format!("killed: out of memory (limit {told})"));
+        }
+    }
 }

@@ -6,11 +6,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server, Trouble};
+use tenure_agent::{Agent, AgentConfig, Limits, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_model::duration::format;
 use tenure_model::{NodeId, QueueName, Resources, Taint};
 use tenure_tls::Trust;
 use tokio::sync::watch;
@@ -28,6 +30,14 @@ Examples:
 
 One replica is enough to begin with: the others are learned from it. SIGTERM leaves tasks running; an agent that is
 started again on the same folder picks them up. See docs/cluster.md.";
+
+/// What servers take by default; an agent does not know theirs.
+const HEARTBEAT_THRESHOLD: Duration = Duration::from_secs(90);
+/// As long as a task that is cut off may take to end.
+const LONGEST_GRACE_CUT_OFF: Duration = Duration::from_secs(20);
+/// Two heartbeats may be lost on the way.
+const SHORTEST_FENCE: Duration = Duration::from_secs(15);
+const SMALLEST_BACKLOG: u64 = 1024 * 1024;
 
 #[derive(Clone, Debug, Args)]
 pub struct AgentArgs {
@@ -49,6 +59,24 @@ pub struct AgentArgs {
     /// What this node has, like cpu=4,memory=8Gi,tasks=64,gpu=2 [default: what the machine has]
     #[arg(long, env = "TENURE_AGENT_CAPACITY", value_name = "AMOUNTS", value_delimiter = ',', value_parser = amount)]
     pub capacity: Vec<(String, u64)>,
+    /// Whether tasks are limited to the memory and cpu they ask for: as far as the machine allows (auto), or the agent
+    /// does not start (require), or not at all (off)
+    #[arg(long, env = "TENURE_AGENT_LIMITS", value_name = "auto|require|off", default_value_t = Limits::Auto)]
+    pub limits: Limits,
+    /// The most processes and threads of one task, where that can be limited
+    #[arg(long, env = "TENURE_AGENT_MAX_PIDS", value_name = "NUMBER", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(2..))]
+    pub max_pids: u64,
+    /// A user of this machine that tasks may ask to run as (run_as); needs an agent that is root; may be given several
+    /// times [default: none but the agent's own user]
+    #[arg(long, env = "TENURE_AGENT_ALLOW_RUN_AS", value_name = "USER", value_delimiter = ',')]
+    pub allow_run_as: Vec<String>,
+    /// Stops tasks with on_disconnect: stop when no replica has been heard for so long. With a grace of up to 20s more it
+    /// must stay below the servers' heartbeat_threshold (90s), after which such a task is started elsewhere
+    #[arg(long, env = "TENURE_AGENT_FENCE_AFTER", value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    pub fence_after: Duration,
+    /// Room on disk for what one task has printed and what is not stored yet; what is too much is cut out of the middle
+    #[arg(long, env = "TENURE_AGENT_LOG_BACKLOG", value_name = "SIZE", default_value = "64Mi", value_parser = size)]
+    pub log_backlog: u64,
 }
 
 pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
@@ -117,8 +145,23 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
         Arc::clone(&clock),
         entropy.clone(),
     )?;
-    let config =
-        AgentConfig::new(machine.node.clone(), data.root.clone(), "/proc/self/exe".into(), links.logs());
+    if args.fence_after + LONGEST_GRACE_CUT_OFF >= HEARTBEAT_THRESHOLD {
+        tracing::warn!(
+            "--fence-after {} leaves no time before {}, when servers start a silent node's tasks elsewhere by default: see \
+             that their heartbeat_threshold is longer",
+            format(args.fence_after),
+            format(HEARTBEAT_THRESHOLD),
+        );
+    }
+    let node = machine.node.clone();
+    let config = AgentConfig {
+        limits: args.limits,
+        pids_most: args.max_pids,
+        allow_run_as: args.allow_run_as,
+        fence_after: args.fence_after,
+        output_most: args.log_backlog,
+        ..AgentConfig::new(node, data.root.clone(), "/proc/self/exe".into(), links.logs())
+    };
     let agent = Agent::start(config, Arc::new(links.clone()), clock, entropy).await?;
     let agent = Arc::new(agent);
     println!("Tenure agent {} of node {name}", env!("CARGO_PKG_VERSION"));
@@ -127,6 +170,9 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
         0 => {}
         1 => println!("  tasks    1 task from before goes on"),
         n => println!("  tasks    {n} tasks from before go on"),
+    }
+    if let Some(why) = agent.unlimited() {
+        tracing::warn!("tasks are not held to the resources they ask for: {why}");
     }
     let states = links.states();
     links.open(agent.clone());
@@ -238,6 +284,23 @@ pub(crate) fn queue(text: &str) -> Result<QueueName, String> {
     match text.is_empty() || text.contains(char::is_whitespace) {
         false => Ok(QueueName::new(text)),
         true => Err("write the name of a queue, without spaces".into()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    match tenure_model::duration::parse(text) {
+        Ok(duration) if duration >= SHORTEST_FENCE => Ok(duration),
+        Ok(_) => Err(format!("write at least {}: heartbeats come every 5s", format(SHORTEST_FENCE))),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// In bytes.
+fn size(text: &str) -> Result<u64, String> {
+    let (_, thousandths) = amount(&format!("{}={text}", Resources::MEMORY))?;
+    match thousandths / 1_000 {
+        bytes if bytes >= SMALLEST_BACKLOG => Ok(bytes),
+        _ => Err("write at least 1Mi".into()),
     }
 }
 

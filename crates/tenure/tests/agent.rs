@@ -3,10 +3,11 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
-use common::{text, wait_until};
+use common::{BINARY, text, wait_until};
 use rustix::process::{Pid, Signal};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -20,7 +21,10 @@ struct Agent<'a> {
 
 impl<'a> Agent<'a> {
     fn command(cluster: &Cluster, servers: &str, token: &str) -> Command {
-        let mut command = cluster.command();
+        Self::with_arguments(cluster.command(), servers, token)
+    }
+
+    fn with_arguments(mut command: Command, servers: &str, token: &str) -> Command {
         command
             .args(["agent", "--server", servers, "--token", token, "--name", "worker", "--data", "worker"]);
         command.args(["--label", "zone=b", "--label", "disk=ssd", "--capacity", "cpu=1500m,gpu=2"]);
@@ -28,9 +32,22 @@ impl<'a> Agent<'a> {
     }
 
     fn start(cluster: &'a Cluster, servers: &str) -> Self {
+        Self::spawn(cluster, Self::command(cluster, servers, TOKEN))
+    }
+
+    /// From another file than the one of the build.
+    fn start_from(program: &Path, cluster: &'a Cluster, servers: &str) -> Self {
+        let mut command = Command::new(program);
+        command
+            .current_dir(cluster.path(""))
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        Self::spawn(cluster, Self::with_arguments(command, servers, TOKEN))
+    }
+
+    fn spawn(cluster: &'a Cluster, mut command: Command) -> Self {
         let log = cluster.path("worker.log");
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let mut command = Self::command(cluster, servers, TOKEN);
         let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         Self { cluster, child }
     }
@@ -43,6 +60,12 @@ impl<'a> Agent<'a> {
         let said =
             wait_until("its words", PATIENCE, || (self.log().matches(words).count() >= times).then_some(()));
         assert!(said.is_some(), "in vain waited for {words:?}, {times} times:\n{}", self.log());
+    }
+
+    /// SIGKILL: no goodbye of any kind.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     fn terminate(mut self) -> Option<i32> {
@@ -134,6 +157,57 @@ fn a_terminated_agent_leaves_its_tasks_running_and_the_next_one_picks_them_up() 
     };
     assert_eq!(wait_until("the run's end", PATIENCE, state), Some(json!("success")), "{}", agent.log());
     assert_eq!(std::fs::read_to_string(begun).unwrap(), "begun\n", "it was started once");
+}
+
+/// What an upgrade is: kill -9 in the worst case, the old file gone, another one in another place.
+#[test]
+fn an_agent_upgraded_under_running_tasks_tells_every_end_as_it_was() {
+    let cluster = Cluster::new();
+    let a = cluster.server("a", &[]);
+    let [old, new] = ["tenure-old", "tenure-new"].map(|name| cluster.path(name));
+    for path in [&old, &new] {
+        std::fs::hard_link(BINARY, path).or_else(|_| std::fs::copy(BINARY, path).map(drop)).unwrap();
+    }
+    let agent = Agent::start_from(&old, &cluster, &a.url);
+    agent.wait_said("connected to", 1);
+    let starts = cluster.path("starts");
+    let started = || std::fs::read_to_string(&starts).unwrap_or_default();
+    for (dag, code) in [("later", 0), ("alone", 7), ("lost", 0)] {
+        let script = format!(
+            "echo {dag} $PPID >> {}; while [ ! -e {} ]; do sleep 0.05; done; exit {code}",
+            starts.display(),
+            cluster.path(&format!("go-{dag}")).display()
+        );
+        push(&cluster, &a, dag, &script);
+        cluster.ok(&a, &["run", "trigger", dag]);
+    }
+    let all = wait_until("three starts", PATIENCE, || (started().lines().count() == 3).then_some(()));
+    assert!(all.is_some(), "{}\n{}", started(), agent.log());
+    agent.kill();
+    std::fs::remove_file(&old).unwrap();
+    std::fs::write(cluster.path("go-alone"), "").unwrap();
+    let supervisor = started().lines().find_map(|line| line.strip_prefix("lost ")?.parse().ok()).unwrap();
+    rustix::process::kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    let exits = || {
+        let attempts = std::fs::read_dir(cluster.path("worker").join("attempts")).unwrap().flatten();
+        attempts.filter(|attempt| attempt.path().join("exit.json").exists()).count()
+    };
+    assert!(wait_until("an end without an agent", PATIENCE, || (exits() == 1).then_some(())).is_some());
+
+    let agent = Agent::start_from(&new, &cluster, &a.url);
+    agent.wait_said("connected to", 2);
+    std::fs::write(cluster.path("go-later"), "").unwrap();
+    for (dag, state, words) in
+        [("later", "success", ""), ("alone", "failed", "exit code 7"), ("lost", "failed", "lost")]
+    {
+        let ended = wait_until("the run's end", PATIENCE, || {
+            let run = cluster.json(&a, &["run", "show", dag, "latest"]);
+            (run["state"] == state).then(|| run.to_string())
+        });
+        let told = ended.unwrap_or_else(|| panic!("{dag} is not {state}:\n{}", agent.log()));
+        assert!(told.contains(words), "{dag}: {told}");
+    }
+    assert_eq!(started().lines().count(), 3, "each was started once:\n{}", started());
 }
 
 #[test]

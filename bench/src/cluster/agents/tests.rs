@@ -105,6 +105,9 @@ fn assignment(number: u64, epoch: u64) -> Assignment {
         timeout: None,
         grace: Duration::ZERO,
         secrets: vec![],
+        resources: Default::default(),
+        run_as: None,
+        on_disconnect: Default::default(),
     }
 }
 

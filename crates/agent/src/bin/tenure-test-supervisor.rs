@@ -2,7 +2,8 @@
 //!
 //! `host DATA LOGS REPORTS ASSIGNMENT...` runs an agent on a data folder, appends every report as one JSON
 //! line to REPORTS, accepts it, and takes the assignments from files. With `TEST_SILENT_AFTER_CLAIM` set it
-//! never answers a claim, which leaves the attempt between claim and start.
+//! never answers a claim, which leaves the attempt between claim and start. `TEST_BARE_GROUPS` and
+//! `TEST_FENCE_AFTER_MS` set up the agent.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,6 +37,10 @@ async fn host(data: &str, logs: &str, reports: &str, assignments: &[String]) -> 
     let executable = std::env::current_exe().expect("this program has a path");
     let mut config = AgentConfig::new(NodeId::new("n1"), data.into(), executable, store);
     config.log_flush_every = std::time::Duration::from_millis(20);
+    config.bare_groups = std::env::var_os("TEST_BARE_GROUPS").is_some();
+    if let Some(millis) = std::env::var("TEST_FENCE_AFTER_MS").ok().and_then(|text| text.parse().ok()) {
+        config.fence_after = std::time::Duration::from_millis(millis);
+    }
     let silent_after_claim = std::env::var_os("TEST_SILENT_AFTER_CLAIM").is_some();
     let control = Arc::new(WriteDown { path: reports.to_owned(), silent_after_claim });
     let agent = Agent::start(config, control, Arc::new(SystemClock), Entropy::from_os()).await;

@@ -251,13 +251,13 @@ impl Keeper {
         let mut asked = 0u32;
         loop {
             tokio::select! {
-                _ = heartbeats.tick() => wire.say(AgentItem::Heartbeat),
+                _ = heartbeats.tick() => wire.ping(self.shared.clock.boottime()),
                 _ = looks.tick() => match wire.look(self.shared.clock.boottime()) {
                     Look::Fine => asked = 0,
                     Look::Ask => {
                         // Once in a while is enough; the answer comes at once if anybody is there.
                         if asked.is_multiple_of(4) {
-                            wire.say(AgentItem::Heartbeat);
+                            wire.ping(self.shared.clock.boottime());
                         }
                         asked += 1;
                     }
@@ -271,7 +271,9 @@ impl Keeper {
         if wire.hear(self.shared.clock.boottime()) {
             self.shared.usable.send_modify(|count| *count += 1);
         }
-        wire.take_acks(&message);
+        if let Some(said) = wire.take_acks(&message) {
+            self.shared.note_contact(said);
+        }
         if let Some(welcome) = message.welcome {
             self.meet(wire, welcome);
         }

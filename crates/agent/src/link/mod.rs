@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_clock::{Clock, Entropy};
+use tenure_clock::{BootTime, Clock, Entropy};
 use tenure_model::{Ack, Assignment, AttemptId, Held, NodeId, QueueName, Report, Resources, Taint};
 use tenure_tls::Trust;
 use tokio::sync::{Notify, watch};
@@ -105,6 +105,8 @@ struct Shared {
     clock: Arc<dyn Clock>,
     entropy: Entropy,
     wires: RwLock<Vec<Arc<Wire>>>,
+    /// When the latest word was said that any replica has answered.
+    contact: Mutex<Option<BootTime>>,
     /// Which replica has handed out work of a scope, and under which epoch.
     owners: RwLock<HashMap<String, (u64, Uuid)>>,
     /// Grows when a link comes up or gives a sign of life again.
@@ -136,6 +138,7 @@ impl Links {
             clock,
             entropy,
             wires: RwLock::default(),
+            contact: Mutex::default(),
             owners: RwLock::default(),
             usable: watch::channel(0).0,
             reached: Mutex::default(),
@@ -202,6 +205,10 @@ impl ControlPlane for Links {
             }
         }
     }
+
+    fn contact(&self, _clock: &dyn Clock) -> Option<BootTime> {
+        *lock(&self.shared.contact)
+    }
 }
 
 impl Shared {
@@ -233,6 +240,11 @@ impl Shared {
                 owners.insert(scope.to_owned(), (epoch, replica));
             }
         }
+    }
+
+    fn note_contact(&self, said: BootTime) {
+        let mut contact = lock(&self.contact);
+        *contact = (*contact).max(Some(said));
     }
 
     fn set_state(&self, server: &Server, state: LinkState) {

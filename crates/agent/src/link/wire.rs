@@ -1,6 +1,6 @@
 //! One live stream to a replica: what waits for its answer there, and when it last gave a sign of life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,6 +33,7 @@ pub(super) struct Wire {
     waiting: Mutex<Waiting>,
     /// Nanoseconds since boot.
     heard: AtomicU64,
+    pings: Mutex<Pings>,
     /// It has let a report wait in silence.
     suspect: AtomicBool,
     /// The other replicas that this one knows.
@@ -45,6 +46,13 @@ struct Waiting {
     last: u64,
     /// In the order they were sent.
     reports: BTreeMap<u64, (BootTime, oneshot::Sender<Ack>)>,
+}
+
+/// Heartbeats that wait for their answer, in the order they were sent.
+#[derive(Default)]
+struct Pings {
+    last: u64,
+    sent: VecDeque<(u64, BootTime)>,
 }
 
 /// What the state of a link asks for.
@@ -70,6 +78,7 @@ impl Wire {
             queue,
             waiting: Mutex::default(),
             heard: AtomicU64::new(nanos(now)),
+            pings: Mutex::default(),
             suspect: AtomicBool::new(false),
             peers: Mutex::default(),
         }
@@ -82,6 +91,16 @@ impl Wire {
     pub fn say(&self, item: AgentItem) {
         // A stream that has ended listens no more; its end is being dealt with.
         let _ = self.queue.send(item);
+    }
+
+    /// A heartbeat, and a question whether it is heard.
+    pub fn ping(&self, now: BootTime) {
+        let mut pings = lock(&self.pings);
+        pings.last += 1;
+        let number = pings.last;
+        pings.sent.push_back((number, now));
+        // Under the lock, so that numbers are in order on the wire too.
+        self.say(AgentItem::Ping(number));
     }
 
     /// `None`: the link broke, or its silence became too long.
@@ -101,14 +120,23 @@ impl Wire {
         answered.await.ok()
     }
 
-    /// Answers that come too late find nobody waiting.
-    pub fn take_acks(&self, message: &ToAgent) {
+    /// Answers that come too late find nobody waiting. Says when the latest word was said that this message answers.
+    pub fn take_acks(&self, message: &ToAgent) -> Option<BootTime> {
+        let mut latest = self.take_pong(message.pong);
         let mut waiting = lock(&self.waiting);
         for (number, ack) in message.acks() {
-            if let Some((_, answer)) = waiting.reports.remove(&number) {
+            if let Some((said, answer)) = waiting.reports.remove(&number) {
+                latest = latest.max(Some(said));
                 let _ = answer.send(ack);
             }
         }
+        latest
+    }
+
+    fn take_pong(&self, number: u64) -> Option<BootTime> {
+        let mut pings = lock(&self.pings);
+        let heard = pings.sent.partition_point(|(sent, _)| *sent <= number);
+        pings.sent.drain(..heard).next_back().map(|(_, said)| said)
     }
 
     /// True if it had been silent for too long.
@@ -229,6 +257,26 @@ mod tests {
         bench.hear(&accepted(number));
         bench.hear(&accepted(next));
         assert_eq!(submitting.await.unwrap(), Some(Ack::Accepted));
+    }
+
+    #[tokio::test]
+    async fn what_was_heard_counts_from_when_it_was_said() {
+        let mut bench = Bench::new();
+        let begin = bench.clock.boottime();
+        let answer = |bench: &Bench, message: ToAgent| {
+            bench.clock.advance(Duration::from_secs(2));
+            bench.wire.take_acks(&message).map(|said| said.saturating_since(begin).as_secs())
+        };
+        bench.wire.ping(bench.clock.boottime());
+        let ping = bench.said.recv().await;
+        assert!(matches!(ping, Some(AgentItem::Ping(1))), "{ping:?}");
+        assert_eq!(answer(&bench, ToAgent::default()), None, "words of its own answer nothing");
+        bench.wire.ping(bench.clock.boottime());
+        assert_eq!(answer(&bench, ToAgent { pong: 1, ..Default::default() }), Some(0));
+        assert_eq!(answer(&bench, ToAgent { pong: 1, ..Default::default() }), None);
+        bench.said.recv().await;
+        let (number, _submitting) = bench.submit().await;
+        assert_eq!(answer(&bench, ToAgent { pong: 2, ..accepted(number) }), Some(6));
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Bench, EXECUTABLE, eventually};
+use super::{Bench, eventually};
 
 pub const TOKEN: &str = "open-sesame";
 
@@ -209,9 +209,7 @@ pub struct Linked {
 impl Linked {
     pub async fn start(bench: &Bench, servers: &[String]) -> Self {
         let links = links(servers, TOKEN);
-        let mut config =
-            AgentConfig::new(NodeId::new("n1"), bench.path("data"), EXECUTABLE.into(), links.logs());
-        config.log_flush_every = std::time::Duration::from_millis(20);
+        let config = AgentConfig { logs: Arc::new(links.logs()), ..bench.config() };
         let control = Arc::new(links.clone());
         let agent = Agent::start(config, control, Arc::new(SystemClock), Entropy::from_os()).await.unwrap();
         let agent = Arc::new(agent);

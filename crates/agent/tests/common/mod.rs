@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part of the bench")]
 
 pub mod cluster;
+pub mod host;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use object_store::local::LocalFileSystem;
 use tenure_agent::{Agent, AgentConfig, AgentError, ControlPlane};
-use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_clock::{BootTime, Clock, Entropy, SystemClock};
 use tenure_logs::LogCursor;
 use tenure_model::{
     Ack, Assignment, AttemptId, FailReason, NodeId, Outcome, Program, Report, ReportBody, RunKey, TaskNo,
@@ -25,13 +26,19 @@ pub struct Bench {
     pub folder: tempfile::TempDir,
     pub control: Arc<Recorder>,
     entropy: Entropy,
+    adjust: fn(&mut AgentConfig),
 }
 
 impl Bench {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("logs")).unwrap();
-        Self { folder, control: Arc::default(), entropy: Entropy::from_os() }
+        Self { folder, control: Arc::default(), entropy: Entropy::from_os(), adjust: |_| {} }
+    }
+
+    /// Whose agents are set up otherwise.
+    pub fn with(adjust: fn(&mut AgentConfig)) -> Self {
+        Self { adjust, ..Self::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -42,6 +49,7 @@ impl Bench {
         let mut config =
             AgentConfig::new(NodeId::new("n1"), self.path("data"), EXECUTABLE.into(), self.log_store());
         config.log_flush_every = Duration::from_millis(20);
+        (self.adjust)(&mut config);
         config
     }
 
@@ -80,6 +88,9 @@ impl Bench {
             timeout: None,
             grace: Duration::from_secs(5),
             secrets: Vec::new(),
+            resources: Default::default(),
+            run_as: None,
+            on_disconnect: Default::default(),
         }
     }
 
@@ -144,6 +155,8 @@ pub struct Answers {
     pub hold_ends: bool,
     /// So many reports, whatever they say, are answered `Retry` first.
     pub retries: u32,
+    /// Nothing is heard any more since then.
+    pub silent_since: Option<BootTime>,
 }
 
 impl Recorder {
@@ -231,6 +244,10 @@ impl ControlPlane for Recorder {
             std::future::pending::<()>().await;
         }
         answer
+    }
+
+    fn contact(&self, clock: &dyn Clock) -> Option<BootTime> {
+        Some(self.answers.lock().unwrap().silent_since.unwrap_or_else(|| clock.boottime()))
     }
 }
 

@@ -218,6 +218,9 @@ pub fn assignment(node: &str) -> Assignment {
         timeout: None,
         grace: Duration::from_secs(5),
         secrets: Vec::new(),
+        resources: Default::default(),
+        run_as: None,
+        on_disconnect: Default::default(),
     }
 }
 

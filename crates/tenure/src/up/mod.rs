@@ -88,7 +88,11 @@ async fn serve(ground: Ground) -> Result<()> {
 
     let agent = AgentConfig::new(node.clone(), data.agent(), "/proc/self/exe".into(), logs);
     let control = Arc::new(LocalControlPlane::new(replica.desk()));
-    executor.set(Agent::start(agent, control, Arc::clone(clock), entropy.clone()).await?);
+    let agent = Agent::start(agent, control, Arc::clone(clock), entropy.clone()).await?;
+    if let Some(why) = agent.unlimited() {
+        tracing::debug!("tasks are not held to the resources they ask for: {why}");
+    }
+    executor.set(agent);
     let leaving = CancellationToken::new();
     let here = presence::tell(Arc::clone(&database.store), name, node, leaving.clone());
     let here = tokio::spawn(here);
