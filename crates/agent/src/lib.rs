@@ -25,6 +25,7 @@ mod launch;
 mod limits;
 mod link;
 mod log_store;
+mod machine;
 mod output;
 mod processes;
 mod redact;
@@ -43,6 +44,7 @@ pub use control::ControlPlane;
 pub use limits::Limits;
 pub use link::{BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
 pub use log_store::{BoxError, LogStore};
+pub use machine::capacity;
 
 /// `<executable> __supervise <attempt folder>`: the process above one attempt.
 const SUPERVISE: &str = "__supervise";
