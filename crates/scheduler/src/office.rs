@@ -34,6 +34,8 @@ pub(crate) struct Office {
     pub answered: Mutex<BootTime>,
     /// Terms in a row that ended because it did not.
     pub cut_offs: AtomicU32,
+    /// Told then: the whole process had better stand back.
+    pub stranded: watch::Sender<()>,
 }
 
 /// Why an owner stopped working.
@@ -76,6 +78,7 @@ impl Office {
             Ended::CutOff => {
                 tracing::warn!(scope = %self.scope, "the database does not answer; giving the shard back");
                 self.cut_offs.fetch_add(1, Ordering::Relaxed);
+                self.stranded.send_replace(());
                 "the database does not answer"
             }
             Ended::AskedBack | Ended::Reload => "the shard was given back",

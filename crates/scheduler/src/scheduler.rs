@@ -152,6 +152,7 @@ impl Scheduler {
             shards: parts.shards,
         };
         let (changes, changed) = watch::channel(0);
+        let stranded = watch::Sender::new(());
         let office = |shard: ShardId| {
             let scope = Scope::new(shard.scope());
             let office = Office {
@@ -166,19 +167,29 @@ impl Scheduler {
                 panics: AtomicU32::new(0),
                 answered: Mutex::new(deps.clock.boottime()),
                 cut_offs: AtomicU32::new(0),
+                stranded: stranded.clone(),
             };
             (scope, Arc::new(office))
         };
         let offices: BTreeMap<Scope, Arc<Office>> = (0..parts.shards).map(ShardId).map(office).collect();
-        let candidacy = parts.elector.campaign(Campaign {
+        let campaign = Campaign {
             component: COMPONENT.into(),
             scopes: offices.keys().cloned().collect(),
             note: String::new(),
             sole_instance: parts.sole_instance,
-        });
+        };
         let shards = offices.values().map(|office| office.status.subscribe()).collect();
         let stop = CancellationToken::new();
-        let task = tokio::spawn(run(offices, candidacy, stop.clone()));
+        let cabinet = Cabinet {
+            offices,
+            campaign,
+            elector: Arc::clone(&parts.elector),
+            store: Arc::clone(&deps.store),
+            clock: Arc::clone(&deps.clock),
+            patience: deps.config.yield_after * 2,
+            stranded,
+        };
+        let task = tokio::spawn(cabinet.run(stop.clone()));
         tokio::spawn(stop.clone().run_until_cancelled_owned(keep_warm(deps.store, deps.entropy)));
         let handle = SchedulerHandle { shards, changes: changed, elector: parts.elector };
         Self { handle, desk, stop, task }
@@ -207,18 +218,81 @@ const WARM_EVERY: Duration = Duration::from_secs(20);
 /// Replicas that schedule are members of this.
 const COMPONENT: &str = "scheduler";
 
-async fn run(offices: BTreeMap<Scope, Arc<Office>>, mut candidacy: Candidacy, stop: CancellationToken) {
-    let terms = TaskTracker::new();
-    while let Some(Some(tenure)) = stop.run_until_cancelled(candidacy.elected()).await {
-        let Some(office) = offices.get(tenure.scope()) else {
-            tracing::error!(scope = %tenure.scope(), "elected for a scope that nobody stood for");
-            continue;
-        };
-        terms.spawn(serve(Arc::clone(office), tenure));
+/// How often a process makes sure that its database answers, and how long it waits for that.
+const PING_EVERY: Duration = Duration::from_secs(1);
+const PING_FOR: Duration = Duration::from_secs(2);
+
+/// All shards, as far as this process stands for them.
+struct Cabinet {
+    offices: BTreeMap<Scope, Arc<Office>>,
+    campaign: Campaign,
+    elector: Arc<Elector>,
+    store: SharedStore,
+    clock: Arc<dyn Clock>,
+    /// For how long the database may be away before this process stands back.
+    patience: Duration,
+    /// An owner had no answer from the database for too long.
+    stranded: watch::Sender<()>,
+}
+
+impl Cabinet {
+    /// Stands for the shards while the database answers. Leases may be kept elsewhere: whoever cannot reach the
+    /// database would win them and only hold up the others, and would be counted on for its share.
+    async fn run(self, stop: CancellationToken) {
+        let terms = TaskTracker::new();
+        while !stop.is_cancelled() {
+            let mut stranded = self.stranded.subscribe();
+            let mut candidacy = self.elector.campaign(self.campaign.clone());
+            let ended = tokio::select! {
+                () = stop.cancelled() => true,
+                _ = stranded.changed() => false,
+                () = self.cut_off() => false,
+                () = self.serve_elected(&mut candidacy, &terms) => true,
+            };
+            candidacy.withdraw().await;
+            if ended {
+                break;
+            }
+            tracing::warn!("the database does not answer; standing for no shard until it does");
+            if stop.run_until_cancelled(self.answered()).await.is_some() {
+                tracing::info!("the database answers again; standing for the shards");
+            }
+        }
+        terms.close();
+        terms.wait().await;
     }
-    candidacy.withdraw().await;
-    terms.close();
-    terms.wait().await;
+
+    /// Returns when the elector has stopped.
+    async fn serve_elected(&self, candidacy: &mut Candidacy, terms: &TaskTracker) {
+        while let Some(tenure) = candidacy.elected().await {
+            let Some(office) = self.offices.get(tenure.scope()) else {
+                tracing::error!(scope = %tenure.scope(), "elected for a scope that nobody stood for");
+                continue;
+            };
+            terms.spawn(serve(Arc::clone(office), tenure));
+        }
+    }
+
+    /// Resolves when the database has not answered for too long.
+    async fn cut_off(&self) {
+        let mut answered = self.clock.boottime();
+        while self.clock.boottime().saturating_since(answered) < self.patience {
+            if self.answers().await {
+                answered = self.clock.boottime();
+            }
+            tokio::time::sleep(PING_EVERY).await;
+        }
+    }
+
+    async fn answered(&self) {
+        while !self.answers().await {
+            tokio::time::sleep(PING_EVERY).await;
+        }
+    }
+
+    async fn answers(&self) -> bool {
+        matches!(tokio::time::timeout(PING_FOR, self.store.ping()).await, Ok(Ok(())))
+    }
 }
 
 /// Dag versions are in memory before they are needed: a takeover has only its active runs to read.

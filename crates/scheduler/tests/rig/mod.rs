@@ -54,15 +54,14 @@ struct FakeNode {
 
 impl Hands {
     fn new(assigned: mpsc::UnboundedSender<Assignment>, doors: usize, slow: Duration) -> Self {
-        let hands = Self {
+        Self {
             assigned,
             stopped: Mutex::default(),
             open: Semaphore::new(doors),
             slow,
             nodes: Mutex::default(),
             links: watch::Sender::new(0),
-        };
-        hands
+        }
     }
 
     /// The node is there (again).
