@@ -7,6 +7,7 @@
 mod cluster;
 mod floors;
 mod lease;
+mod placement;
 mod report;
 mod server;
 mod skeleton;
@@ -56,6 +57,8 @@ enum Family {
     Lease,
     /// Crashes and restarts of replicas, throughput, backlogs, lateness, on Postgres
     Cluster,
+    /// Where attempts go: the decision alone, for a thousand nodes
+    Placement,
 }
 
 fn main() -> Result<()> {
@@ -67,6 +70,7 @@ fn main() -> Result<()> {
     let report = match args.family {
         Family::Skeleton => skeleton::measure(&binary, args.samples.unwrap_or(20))?,
         Family::Lease => lease::measure(args.samples.unwrap_or(50))?,
+        Family::Placement => placement::measure(args.samples.unwrap_or(20))?,
         Family::Cluster => cluster::measure(&cluster::Options {
             binary: &binary,
             samples: args.samples.unwrap_or(50),

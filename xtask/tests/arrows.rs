@@ -43,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 26] = [
             "store-postgres",
             "agent-proto",
             "dispatch",
+            "placement",
             "scheduler",
         ],
     ),

@@ -45,6 +45,9 @@ pub struct RunPlan {
     unfinished: usize,
     /// Of the unfinished ones, those that something has begun to happen to.
     active: usize,
+    /// Where the previous attempt of a task came to nothing. Not in the database: an owner that takes over while the
+    /// next one waits for a place may send it there once more.
+    failed_on: BTreeMap<u32, NodeId>,
     changes: PendingChanges,
 }
 
@@ -177,6 +180,7 @@ impl RunPlan {
             unfinished: slots.iter().filter(|slot| !slot.ti.state.is_finished()).count(),
             active: slots.iter().filter(|slot| is_active(slot.ti.state)).count(),
             slots,
+            failed_on: BTreeMap::new(),
             changes: PendingChanges::default(),
         };
         plan.count_upstreams();
@@ -209,6 +213,11 @@ impl RunPlan {
     /// The task's definition in the version the run follows.
     pub fn spec(&self, task: TaskNo) -> Option<&TaskSpec> {
         self.slots[task.index()].spec.map(|at| self.graph.task(at))
+    }
+
+    /// The node on which its previous try failed, or that has not taken its previous attempt.
+    pub fn failed_on(&self, task: TaskNo) -> Option<&NodeId> {
+        self.failed_on.get(&task.0)
     }
 
     pub fn weight(&self, task: TaskNo) -> i64 {
@@ -278,6 +287,7 @@ impl RunPlan {
 
     /// Places a scheduled task on a node under a fresh attempt id.
     pub fn bind(&mut self, task: TaskNo, attempt: AttemptId, node: NodeId, now: Timestamp) {
+        self.failed_on.remove(&task.0);
         self.step(task.0, TaskEvent::Bind, None, |ti| {
             ti.attempt = Some(attempt);
             ti.node = Some(node);
@@ -350,6 +360,9 @@ impl RunPlan {
         let TiStep { event, to, past_try } = step;
         self.changes.past_tries.extend(past_try.map(|past| (TaskNo(at), past)));
         let reason = to.reason.clone();
+        if event == TaskEvent::Withdraw {
+            self.remember_failure(at);
+        }
         self.step(at, event, reason.as_deref(), |ti| *ti = to);
         self.arm_retry(at);
         if self.slots[at as usize].ti.state == TaskState::None {
@@ -411,7 +424,9 @@ impl RunPlan {
         let ti = &self.slots[at as usize].ti;
         if event == TaskEvent::RetryDue {
             self.changes.past_tries.push((TaskNo(at), TaskInstance::clone(ti)));
+            self.remember_failure(at);
         }
+        let ti = &self.slots[at as usize].ti;
         let next = TaskInstance {
             state: ti.state,
             try_number: ti.try_number + 1,
@@ -419,6 +434,13 @@ impl RunPlan {
             ..TaskInstance::untouched(ti.max_tries)
         };
         self.step(at, event, None, |ti| *ti = TaskInstance { state: ti.state, ..next });
+    }
+
+    /// The next attempt had better go elsewhere.
+    fn remember_failure(&mut self, at: u32) {
+        if let Some(node) = &self.slots[at as usize].ti.node {
+            self.failed_on.insert(at, node.clone());
+        }
     }
 
     fn blocked_by_past(&self, spec: u32) -> bool {

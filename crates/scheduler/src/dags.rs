@@ -11,10 +11,15 @@ use tenure_store::DagSchedule;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct DagNo(pub u32);
 
+/// A tenant's number inside one owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TenantNo(pub u32);
+
 #[derive(Debug, Default)]
 pub(crate) struct DagBook {
     dags: Vec<Dag>,
     by_name: BTreeMap<(TenantId, DagId), DagNo>,
+    tenants: BTreeMap<TenantId, TenantNo>,
     /// When each dag next wants to be looked at.
     agenda: BTreeSet<(Timestamp, DagNo)>,
 }
@@ -22,6 +27,7 @@ pub(crate) struct DagBook {
 #[derive(Debug)]
 pub(crate) struct Dag {
     pub tenant: TenantId,
+    pub tenant_no: TenantNo,
     pub dag: DagId,
     /// Absent: deleted, or not read yet; its runs can still end.
     pub plan: Option<SchedulePlan>,
@@ -125,8 +131,11 @@ impl DagBook {
             return *known;
         }
         let number = DagNo(self.dags.len() as u32);
+        let next = TenantNo(self.tenants.len() as u32);
+        let tenant_no = *self.tenants.entry(tenant.clone()).or_insert(next);
         self.dags.push(Dag {
             tenant: tenant.clone(),
+            tenant_no,
             dag: dag.clone(),
             plan: None,
             queued: QueuedRuns::default(),

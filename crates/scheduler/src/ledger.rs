@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TiKey};
-use tenure_placement::{Allowance, Cluster, Node, Request};
+use tenure_placement::{Allowance, Cluster, Node, Policy, Request};
 use tenure_store::{Common, NodeRecord, PoolRecord, Share};
 
 use crate::dags::DagNo;
@@ -26,6 +27,9 @@ pub(crate) enum Limit {
     Pool(PoolName, u32),
     /// No node has room for this shape of request.
     Capacity(Shape),
+    /// A node that suits the task better could be had, if this shard asked for a share of it. Waited for until it has
+    /// been asked for, whatever the answer, and a few times at the most.
+    BetterNode(TiKey),
 }
 
 /// A distinct request: tasks that ask for the same wait together.
@@ -41,6 +45,8 @@ pub(crate) struct Wish {
     pub pool: PoolName,
     pub pool_slots: u32,
     pub request: Request,
+    /// Where it has failed before.
+    pub avoid: Option<NodeId>,
     pub max_active_in_run: u32,
     pub max_active_per_dag: Option<u32>,
     pub max_active_per_run: Option<u32>,
@@ -61,6 +67,9 @@ pub(crate) struct Ledger {
     /// This shard's shares of them.
     allowed: BTreeMap<NodeId, Resources>,
     shapes: Vec<Request>,
+    shape_of: BTreeMap<Request, Shape>,
+    /// Tasks that have waited for a better node.
+    asked: BTreeMap<TiKey, Asked>,
     /// The caps that parked candidates last ran into, to know when there is room again.
     caps: BTreeMap<Limit, u32>,
 }
@@ -82,6 +91,18 @@ pub(crate) struct Account {
     pub used: Resources,
 }
 
+/// What a task has waited for last, and how often it has waited.
+#[derive(Debug)]
+struct Asked {
+    node: NodeId,
+    one: Resources,
+    times: u8,
+}
+
+/// Each costs a trade of shares. Tasks that ask together all name the same node at first, so that one that wants to be
+/// spread may have to name another.
+const MOST_ASKED: u8 = 3;
+
 /// How a pool's slots are called among the resources.
 pub(crate) const SLOTS: &str = "slots";
 
@@ -92,6 +113,11 @@ struct Held {
 }
 
 impl Ledger {
+    /// `salt` is this shard's own: see [`Cluster::salted`].
+    pub fn new(policy: Policy, salt: u64) -> Self {
+        Self { cluster: Cluster::new(policy).salted(salt), ..Self::default() }
+    }
+
     pub fn set_limits(
         &mut self,
         pools: &[PoolRecord],
@@ -107,10 +133,19 @@ impl Ledger {
             }
         }
         self.nodes = nodes.iter().map(|node| (node.node.clone(), node.capacity.clone())).collect();
+        self.cluster.keep_only(self.nodes.keys());
+        // A node that comes back is a new one to the cluster: nothing is this shard's until it has asked.
+        self.allowed.retain(|node, _| self.nodes.contains_key(node));
         for node in nodes {
-            let (capacity, labels) = (node.capacity.clone(), node.labels.clone());
-            let (reachable, draining) = (reaches(&node.node), node.draining);
-            self.cluster.put(node.node.clone(), Node { capacity, labels, reachable, draining });
+            let known = Node {
+                capacity: node.capacity.clone(),
+                labels: node.labels.clone(),
+                taints: node.taints.clone(),
+                queues: node.queues.clone(),
+                reachable: reaches(&node.node),
+                draining: node.draining,
+            };
+            self.cluster.put(node.node.clone(), known);
         }
         if self.shared {
             let unknown: Vec<NodeId> =
@@ -161,7 +196,7 @@ impl Ledger {
             Common::Node(node) => Account {
                 total: self.nodes.get(node).cloned().unwrap_or_default(),
                 share: self.allowed.get(node).cloned().unwrap_or_default(),
-                used: self.cluster.reserved(node).cloned().unwrap_or_default(),
+                used: self.cluster.reserved(node).unwrap_or_default(),
             },
         }
     }
@@ -185,9 +220,12 @@ impl Ledger {
             }
             Limit::Capacity(shape) => {
                 let request = &self.shapes[shape.0 as usize];
-                let node =
-                    self.cluster.attainable(request).or_else(|_| self.cluster.conceivable(request)).ok()?;
+                let node = self.cluster.attainable(request).or_else(|| self.cluster.conceivable(request))?;
                 Some((Common::Node(node), request.resources.clone()))
+            }
+            Limit::BetterNode(ti) => {
+                let Asked { node, one, .. } = self.asked.get(ti)?;
+                Some((Common::Node(node.clone()), one.clone()))
             }
             _ => None,
         }
@@ -198,18 +236,37 @@ impl Ledger {
         if let Some(limit) = self.blocked(&wish) {
             return Err(limit);
         }
-        match self.cluster.place(&wish.request) {
-            Ok(node) => {
+        let times = self.asked.get(&ti).map_or(0, |asked| asked.times);
+        if self.shared
+            && times < MOST_ASKED
+            && let Some(node) = self.cluster.better_elsewhere(&wish.request, wish.avoid.as_ref())
+        {
+            self.asked.insert(ti, Asked { node, one: wish.request.resources, times: times + 1 });
+            return Err(Limit::BetterNode(ti));
+        }
+        match self.cluster.place(&wish.request, wish.avoid.as_ref()) {
+            Some(node) => {
+                self.asked.remove(&ti);
                 self.note(ti, node.clone(), wish);
                 Ok(node)
             }
-            Err(_) => Err(Limit::Capacity(self.shape(wish.request))),
+            None => Err(Limit::Capacity(self.shape(wish.request))),
         }
+    }
+
+    /// An attempt has failed on this node.
+    pub fn note_failure(&mut self, node: &NodeId, at: Timestamp) {
+        self.cluster.note_failure(node, at);
+    }
+
+    /// Old failures count for less.
+    pub fn advance(&mut self, now: Timestamp) {
+        self.cluster.advance(now);
     }
 
     /// Writes down what an attempt that is already bound occupies.
     pub fn recover(&mut self, ti: TiKey, node: NodeId, wish: Wish) {
-        self.cluster.reserve(&node, &wish.request.resources);
+        self.cluster.reserve(&node, &wish.request);
         self.note(ti, node, wish);
     }
 
@@ -226,7 +283,7 @@ impl Ledger {
     /// Gives back what `ti` holds, if anything; answers with what may have room now.
     pub fn give_back(&mut self, ti: TiKey) -> Vec<Limit> {
         let Some(Held { node, wish }) = self.held.remove(&ti) else { return vec![] };
-        self.cluster.release(&node, &wish.request.resources);
+        self.cluster.release(&node, &wish.request);
         self.pools.entry(wish.pool.clone()).or_default().used -= wish.pool_slots;
         if decrement(&mut self.runs, &wish.run) == 0 {
             // A cap that is not known lets candidates through to be checked again.
@@ -245,16 +302,19 @@ impl Ledger {
     /// Gives back everything the tasks of a run hold.
     pub fn give_back_run(&mut self, run: RunKey) -> Vec<Limit> {
         let first = TiKey { run, task: TaskNo(0), map_index: i32::MIN };
+        let asked: Vec<TiKey> =
+            self.asked.range(first..).map(|(ti, _)| *ti).take_while(|ti| ti.run == run).collect();
+        asked.iter().for_each(|ti| drop(self.asked.remove(ti)));
         let held: Vec<TiKey> =
             self.held.range(first..).map(|(ti, _)| *ti).take_while(|ti| ti.run == run).collect();
         held.into_iter().flat_map(|ti| self.give_back(ti)).collect()
     }
 
     /// Every limit that could hold a wish back.
-    pub fn limits_of(&self, wish: &Wish) -> Vec<Limit> {
-        let shape = self.shapes.iter().position(|known| *known == wish.request);
-        let capacity = shape.map(|at| Limit::Capacity(Shape(at as u32)));
+    pub fn limits_of(&self, ti: TiKey, wish: &Wish) -> Vec<Limit> {
+        let capacity = self.shape_of.get(&wish.request).map(|shape| Limit::Capacity(*shape));
         let others = [
+            Limit::BetterNode(ti),
             Limit::Paused(wish.dag),
             Limit::Run(wish.run),
             Limit::TaskInDag(wish.dag, wish.task.clone()),
@@ -265,14 +325,14 @@ impl Ledger {
     }
 
     /// How many more could pass this limit; for `Capacity` one at a time.
-    pub fn room(&self, limit: &Limit) -> usize {
-        let below = |used: Option<&u32>| {
-            let cap = self.caps.get(limit).copied().unwrap_or(u32::MAX);
-            cap.saturating_sub(used.copied().unwrap_or(0)) as usize
-        };
+    pub fn room(&mut self, limit: &Limit) -> usize {
+        let cap = self.caps.get(limit).copied().unwrap_or(u32::MAX);
+        let below = |used: Option<&u32>| cap.saturating_sub(used.copied().unwrap_or(0)) as usize;
         match limit {
             // Freed only when the dag is unpaused.
             Limit::Paused(_) => usize::MAX,
+            // Freed only when the share has been asked for.
+            Limit::BetterNode(_) => 1,
             Limit::Run(run) => below(self.runs.get(run)),
             Limit::TaskInDag(dag, task) => below(self.tasks_in_dags.get(&(*dag, task.clone()))),
             Limit::TaskInRun(run, task) => below(self.tasks_in_runs.get(&(*run, task.clone()))),
@@ -280,7 +340,7 @@ impl Ledger {
                 (self.pools.get(pool).map_or(0, Slots::free) / (*slots).max(1)) as usize
             }
             Limit::Capacity(shape) => {
-                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize]).is_ok())
+                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize], None).is_some())
             }
         }
     }
@@ -301,9 +361,15 @@ impl Ledger {
                     format!("pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
                 }
             },
-            Limit::Capacity(shape) => match self.cluster.attainable(&self.shapes[shape.0 as usize]) {
-                Ok(node) => format!("{node} has room again"),
-                Err(unplaceable) => unplaceable.to_string(),
+            Limit::Capacity(shape) => match self.cluster.refusal(&self.shapes[shape.0 as usize]) {
+                Some(unplaceable) => unplaceable.to_string(),
+                None => "a node has room again".into(),
+            },
+            Limit::BetterNode(ti) => match self.asked.get(ti) {
+                Some(Asked { node, .. }) => {
+                    format!("a share of {node}, which suits them better, is being asked for")
+                }
+                None => "a share of a better node has been asked for".into(),
             },
         }
     }
@@ -340,11 +406,13 @@ impl Ledger {
 
     /// Shapes are few: tasks of a dag mostly ask for the same.
     fn shape(&mut self, request: Request) -> Shape {
-        let at = self.shapes.iter().position(|known| *known == request).unwrap_or_else(|| {
-            self.shapes.push(request);
-            self.shapes.len() - 1
-        });
-        Shape(at as u32)
+        if let Some(shape) = self.shape_of.get(&request) {
+            return *shape;
+        }
+        let shape = Shape(self.shapes.len() as u32);
+        self.shapes.push(request.clone());
+        self.shape_of.insert(request, shape);
+        shape
     }
 }
 
@@ -363,11 +431,6 @@ fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) -> u32 {
         counts.remove(key);
     }
     left
-}
-
-/// The request of a task as placement sees it.
-pub(crate) fn request(resources: &Resources, node_selector: &BTreeMap<String, String>) -> Request {
-    Request::new(resources.clone(), node_selector.clone())
 }
 
 #[cfg(test)]

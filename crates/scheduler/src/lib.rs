@@ -29,3 +29,4 @@ pub use desk::ReportDesk;
 pub use metrics::SchedulerMetrics;
 pub use owner::OwnerConfig;
 pub use scheduler::{OwnerStatus, Scheduler, SchedulerHandle, SchedulerParts};
+pub use tenure_placement::{Policy, Strategy, Weights};

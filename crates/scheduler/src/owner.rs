@@ -10,7 +10,8 @@ use tenure_clock::{BootTime, Clock, Entropy};
 use tenure_dispatch::{Binding, DispatchPool, RunContext};
 use tenure_lease::{Tenure, with_causes};
 use tenure_model::timetable::Timetable;
-use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskSpec, TaskState, TiKey};
+use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskState, TiKey};
+use tenure_placement::{Policy, Request};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{
     DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore,
@@ -18,9 +19,9 @@ use tenure_store::{
 };
 use tokio::sync::watch;
 
-use crate::dags::{DagBook, DagNo, SchedulePlan};
+use crate::dags::{DagBook, DagNo, SchedulePlan, TenantNo};
 use crate::inbox::{Envelope, ReportInbox};
-use crate::ledger::{Ledger, Limit, Wish, request};
+use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::ready::{Candidate, ReadyQueue};
 use crate::shares::Trades;
@@ -38,6 +39,8 @@ pub struct OwnerConfig {
     pub orphan_threshold: Duration,
     /// A shard whose owner has had no answer from the database for so long is given back: another may reach it.
     pub yield_after: Duration,
+    /// What makes a node good.
+    pub placement: Policy,
     /// How audit rows name this owner.
     pub actor: String,
     /// The planner. A parameter so that tests can plant a run that makes it panic.
@@ -52,6 +55,7 @@ impl OwnerConfig {
             heartbeat_threshold: Duration::from_secs(90),
             orphan_threshold: Duration::from_secs(300),
             yield_after: Duration::from_secs(5),
+            placement: Policy::default(),
             actor: actor.into(),
             planner: RunPlan::plan,
         }
@@ -130,6 +134,7 @@ pub(crate) struct ActiveRun {
     pub header: RunHeader,
     pub plan: RunPlan,
     pub dag: DagNo,
+    pub tenant: TenantNo,
     pub context: Arc<RunContext>,
     /// The run whose tasks this one's depend on.
     pub past: Option<RunKey>,
@@ -144,21 +149,25 @@ impl ActiveRun {
             run: key,
             task,
             dag: self.dag,
+            tenant: self.tenant,
         }
     }
 
-    fn wish(&self, key: RunKey, spec: &TaskSpec) -> Wish {
-        Wish {
+    /// `None`: the version that the run follows no longer has this task.
+    fn wish(&self, key: RunKey, task: TaskNo) -> Option<Wish> {
+        let spec = self.plan.spec(task)?;
+        Some(Wish {
             dag: self.dag,
             run: key,
             task: spec.id.clone(),
             pool: spec.pool.clone(),
             pool_slots: spec.pool_slots,
-            request: request(&spec.resources, &spec.node_selector),
+            request: Request::of_task(spec, &self.header.tenant, &self.header.dag),
+            avoid: self.plan.failed_on(task).cloned(),
             max_active_in_run: self.plan.graph().spec().max_active_tasks,
             max_active_per_dag: spec.max_active_per_dag,
             max_active_per_run: spec.max_active_per_run,
-        }
+        })
     }
 }
 
@@ -175,6 +184,9 @@ impl ShardOwner {
         let snapshot = deps.store.shard_snapshot(shard).await?;
         let boottime = deps.clock.boottime();
         let links = deps.dispatch.executor().links();
+        // Equal nodes in an order of its own: shards that begin together should not all begin with the same node.
+        let salt = if deps.shards > 1 { u64::from(shard.0) + 1 } else { 0 };
+        let ledger = Ledger::new(deps.config.placement, salt);
         let mut owner = Self {
             deps,
             inbox,
@@ -184,7 +196,7 @@ impl ShardOwner {
             runs: BTreeMap::new(),
             graphs: BTreeMap::new(),
             ready: ReadyQueue::default(),
-            ledger: Ledger::default(),
+            ledger,
             wakes: BTreeSet::new(),
             claims_due: BTreeSet::new(),
             stale: BTreeSet::new(),
@@ -337,7 +349,8 @@ impl ShardOwner {
         });
         let plan = RunPlan::new(facts, graph, tis);
         let key = header.key;
-        let mut run = ActiveRun { header, plan, dag, context, past: None, on_wakes: None };
+        let tenant = self.dags.get(dag).tenant_no;
+        let mut run = ActiveRun { header, plan, dag, tenant, context, past: None, on_wakes: None };
         self.look_at_past(&mut run).await?;
         self.unreadable.remove(&key);
         if run.plan.state() == RunState::Running {
@@ -365,10 +378,10 @@ impl ShardOwner {
         }
         for (task, ti) in run.plan.tasks() {
             if ti.state == TaskState::Scheduled
-                && let Some(spec) = run.plan.spec(task)
+                && let Some(wish) = run.wish(key, task)
             {
-                let wish = run.wish(key, spec);
-                self.ready.remove(&run.candidate(key, task), &self.ledger.limits_of(&wish));
+                let limits = self.ledger.limits_of(TiKey::unmapped(key, task), &wish);
+                self.ready.remove(&run.candidate(key, task), &limits);
             }
             if let (Some(attempt), Some(queued_at)) = (ti.attempt, ti.queued_at) {
                 self.claims_due.remove(&(
@@ -402,8 +415,7 @@ impl ShardOwner {
     }
 
     pub fn wish(&self, key: RunKey, task: TaskNo) -> Option<Wish> {
-        let run = &self.runs[&key];
-        run.plan.spec(task).map(|spec| run.wish(key, spec))
+        self.runs[&key].wish(key, task)
     }
 
     /// Pools and nodes as they are now. Nodes that nothing can be handed to are no place for anything.

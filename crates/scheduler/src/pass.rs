@@ -348,6 +348,9 @@ impl ShardOwner {
             let ti = TiKey::unmapped(key, step.task);
             let entered = StateLabel { state: step.to.to_string() };
             self.deps.metrics.task_transitions.get_or_create(&entered).inc();
+            if let (TaskEvent::Fail { .. }, Some(node)) = (step.event, &step.node) {
+                self.ledger.note_failure(node, builder.pass.at);
+            }
             if step.from.is_bound() && !step.to.is_bound() {
                 self.give_back(ti);
                 if step.event == TaskEvent::RunEnded
@@ -360,7 +363,7 @@ impl ShardOwner {
                 && step.to != TaskState::Queued
                 && let Some(wish) = self.wish(key, step.task)
             {
-                self.ready.remove(&self.candidate(key, step.task), &self.ledger.limits_of(&wish));
+                self.ready.remove(&self.candidate(key, step.task), &self.ledger.limits_of(ti, &wish));
             }
             if step.to == TaskState::Scheduled {
                 self.ready.push(self.candidate(key, step.task));
@@ -390,6 +393,7 @@ impl ShardOwner {
 
     /// Gives places to ready tasks while the dispatch pool has room.
     fn bind_ready(&mut self, builder: &mut PassBuilder, now: Timestamp) {
+        self.ledger.advance(now);
         let mut place = None;
         loop {
             let Some(candidate) = self.ready.pop() else {

@@ -1,6 +1,7 @@
 //! Tasks whose dependencies are met, in the order they should get a place.
 //!
-//! Higher priority first; at equal priority dags take turns; within a dag the older run first. A task that
+//! Higher priority first; at equal priority tenants take turns, and in a tenant's turn its dags do; within a dag the
+//! older run first. A task that
 //! a limit holds back is parked under that limit and looked at again when the limit has room, so a
 //! million tasks behind a full pool cost nothing.
 //!
@@ -11,9 +12,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use jiff::Timestamp;
-use tenure_model::{RunKey, TaskNo};
+use tenure_model::{RunKey, TaskNo, TiKey};
 
-use crate::dags::DagNo;
+use crate::dags::{DagNo, TenantNo};
 use crate::ledger::Limit;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,9 +24,10 @@ pub(crate) struct Candidate {
     pub run: RunKey,
     pub task: TaskNo,
     pub dag: DagNo,
+    pub tenant: TenantNo,
 }
 
-/// Candidates by priority, dags of equal priority in turns.
+/// Candidates by priority; of equal priority, tenants in turns, and the dags of each tenant in turns.
 #[derive(Debug, Default)]
 struct FairQueue {
     levels: BTreeMap<Reverse<i64>, Level>,
@@ -33,36 +35,115 @@ struct FairQueue {
 }
 
 /// Candidates of one priority.
-#[derive(Debug, Default)]
-struct Level {
-    /// Whose turn it is. Holds exactly the dags that have a queue.
-    turns: VecDeque<DagNo>,
-    queues: BTreeMap<DagNo, BTreeSet<Candidate>>,
+type Level = Turns<TenantNo, Turns<DagNo, BTreeSet<Candidate>>>;
+
+/// Those that are served one after the other, each with a line of its own.
+#[derive(Debug)]
+struct Turns<K, L> {
+    /// Whose turn it is. Holds exactly those that have a line.
+    order: VecDeque<K>,
+    lines: BTreeMap<K, L>,
+}
+
+impl<K, L> Default for Turns<K, L> {
+    fn default() -> Self {
+        Self { order: VecDeque::new(), lines: BTreeMap::new() }
+    }
+}
+
+/// Whose line a candidate stands in.
+trait Stands: Copy + Ord {
+    fn of(candidate: &Candidate) -> Self;
+}
+
+impl Stands for TenantNo {
+    fn of(candidate: &Candidate) -> Self {
+        candidate.tenant
+    }
+}
+
+impl Stands for DagNo {
+    fn of(candidate: &Candidate) -> Self {
+        candidate.dag
+    }
+}
+
+trait Line: Default {
+    /// False: it stands there already.
+    fn push(&mut self, candidate: Candidate) -> bool;
+    fn pop(&mut self) -> Option<Candidate>;
+    fn remove(&mut self, candidate: &Candidate) -> bool;
+    fn is_empty(&self) -> bool;
+}
+
+impl Line for BTreeSet<Candidate> {
+    fn push(&mut self, candidate: Candidate) -> bool {
+        self.insert(candidate)
+    }
+
+    fn pop(&mut self) -> Option<Candidate> {
+        self.pop_first()
+    }
+
+    fn remove(&mut self, candidate: &Candidate) -> bool {
+        BTreeSet::remove(self, candidate)
+    }
+
+    fn is_empty(&self) -> bool {
+        BTreeSet::is_empty(self)
+    }
+}
+
+impl<K: Stands, L: Line> Line for Turns<K, L> {
+    fn push(&mut self, candidate: Candidate) -> bool {
+        let whose = K::of(&candidate);
+        let line = self.lines.entry(whose).or_insert_with(|| {
+            self.order.push_back(whose);
+            L::default()
+        });
+        line.push(candidate)
+    }
+
+    /// Whoever had the turn goes to the end.
+    fn pop(&mut self) -> Option<Candidate> {
+        let whose = self.order.pop_front()?;
+        let line = self.lines.get_mut(&whose).expect("every turn has a line");
+        let candidate = line.pop().expect("an empty line is removed");
+        if line.is_empty() {
+            self.lines.remove(&whose);
+        } else {
+            self.order.push_back(whose);
+        }
+        Some(candidate)
+    }
+
+    fn remove(&mut self, candidate: &Candidate) -> bool {
+        let whose = K::of(candidate);
+        let Some(line) = self.lines.get_mut(&whose) else { return false };
+        let removed = line.remove(candidate);
+        if line.is_empty() {
+            self.lines.remove(&whose);
+            self.order.retain(|other| *other != whose);
+        }
+        removed
+    }
+
+    fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
 }
 
 impl FairQueue {
     fn push(&mut self, candidate: Candidate) {
         let level = self.levels.entry(candidate.priority).or_default();
-        let queue = level.queues.entry(candidate.dag).or_insert_with(|| {
-            level.turns.push_back(candidate.dag);
-            BTreeSet::new()
-        });
-        self.len += usize::from(queue.insert(candidate));
+        self.len += usize::from(level.push(candidate));
     }
 
-    /// The next candidate by priority and turn; its dag goes to the end of the line.
+    /// The next candidate by priority and turn.
     fn pop(&mut self) -> Option<Candidate> {
         let mut level = self.levels.first_entry()?;
-        let Level { turns, queues } = level.get_mut();
-        let dag = turns.pop_front().expect("a level with no turns is removed");
-        let queue = queues.get_mut(&dag).expect("every turn has a queue");
-        let candidate = queue.pop_first().expect("an empty queue is removed");
-        if queue.is_empty() {
-            queues.remove(&dag);
-        } else {
-            turns.push_back(dag);
-        }
-        if turns.is_empty() {
+        let candidate = level.get_mut().pop().expect("an empty level is removed");
+        if level.get().is_empty() {
             level.remove();
         }
         self.len -= 1;
@@ -71,13 +152,8 @@ impl FairQueue {
 
     fn remove(&mut self, candidate: &Candidate) {
         let Some(level) = self.levels.get_mut(&candidate.priority) else { return };
-        let Some(queue) = level.queues.get_mut(&candidate.dag) else { return };
-        self.len -= usize::from(queue.remove(candidate));
-        if queue.is_empty() {
-            level.queues.remove(&candidate.dag);
-            level.turns.retain(|dag| *dag != candidate.dag);
-        }
-        if level.turns.is_empty() {
+        self.len -= usize::from(level.remove(candidate));
+        if level.is_empty() {
             self.levels.remove(&candidate.priority);
         }
     }
@@ -150,8 +226,18 @@ impl ReadyQueue {
         self.freed.extend(self.parked.keys().filter(|limit| matches!(limit, Limit::Capacity(_))).cloned());
     }
 
+    /// Whoever waits for a share of a better node has waited long enough. False: nobody does.
+    pub fn free_better_nodes(&mut self) -> bool {
+        let first = Limit::BetterNode(TiKey::unmapped(RunKey(i64::MIN), TaskNo(0)));
+        let waiting = self.parked.range(first..).map(|(limit, _)| limit);
+        let waiting = waiting.take_while(|limit| matches!(limit, Limit::BetterNode(_))).cloned();
+        let before = self.freed.len();
+        self.freed.extend(waiting);
+        self.freed.len() > before
+    }
+
     /// Brings back as many parked candidates as their freed limits have room for. False: none.
-    pub fn refill(&mut self, room: impl Fn(&Limit) -> usize) -> bool {
+    pub fn refill(&mut self, mut room: impl FnMut(&Limit) -> usize) -> bool {
         let mut moved = false;
         for limit in std::mem::take(&mut self.freed) {
             let Some(waiting) = self.parked.get_mut(&limit) else { continue };
@@ -187,7 +273,12 @@ mod tests {
             run: RunKey(run),
             task: TaskNo(0),
             dag: DagNo(dag),
+            tenant: TenantNo(0),
         }
+    }
+
+    fn of_tenant(tenant: u32, dag: u32, run: i64) -> Candidate {
+        Candidate { tenant: TenantNo(tenant), ..candidate(dag, run, 1) }
     }
 
     fn drain(queue: &mut ReadyQueue) -> Vec<(u32, i64)> {
@@ -203,6 +294,49 @@ mod tests {
         queue.push(candidate(2, 10, 1));
         queue.push(candidate(3, 20, 5));
         assert_eq!(drain(&mut queue), [(3, 20), (1, 1), (2, 10), (1, 2), (1, 3)]);
+    }
+
+    #[test]
+    fn a_tenant_with_many_dags_gets_no_more_turns_than_one_with_a_single_dag() {
+        let mut queue = ReadyQueue::default();
+        for dag in 1..=3 {
+            queue.push(of_tenant(0, dag, 10));
+            queue.push(of_tenant(0, dag, 11));
+        }
+        (1..=3).for_each(|run| queue.push(of_tenant(7, 9, run)));
+        let order = drain(&mut queue);
+        let expected = [(1, 10), (9, 1), (2, 10), (9, 2), (3, 10), (9, 3), (1, 11), (2, 11), (3, 11)];
+        assert_eq!(order, expected);
+    }
+
+    #[test]
+    fn tenants_take_turns_behind_a_limit_too_and_leave_nothing_behind() {
+        let mut queue = ReadyQueue::default();
+        let limit = Limit::Run(RunKey(1));
+        for candidate in [of_tenant(0, 1, 1), of_tenant(0, 1, 2), of_tenant(0, 2, 3), of_tenant(7, 3, 4)] {
+            queue.park(limit.clone(), candidate);
+        }
+        queue.remove(&of_tenant(0, 1, 2), std::slice::from_ref(&limit));
+        queue.free(limit);
+        let mut order = vec![];
+        while queue.refill(|_| 1) {
+            order.extend(drain(&mut queue));
+        }
+        assert_eq!(order, [(1, 1), (3, 4), (2, 3)]);
+        assert!(queue.parked.is_empty() && queue.ready.levels.is_empty());
+    }
+
+    #[test]
+    fn whoever_waits_for_a_better_node_is_freed_without_the_others() {
+        let mut queue = ReadyQueue::default();
+        let better = |run: i64| Limit::BetterNode(TiKey::unmapped(RunKey(run), TaskNo(0)));
+        assert!(!queue.free_better_nodes());
+        queue.park(Limit::Run(RunKey(1)), candidate(1, 1, 1));
+        queue.park(better(2), candidate(1, 2, 1));
+        queue.park(better(3), candidate(1, 3, 1));
+        assert!(queue.free_better_nodes());
+        assert!(queue.refill(|_| 1));
+        assert_eq!(drain(&mut queue), [(1, 2), (1, 3)]);
     }
 
     #[test]

@@ -63,8 +63,10 @@ impl ShardOwner {
         self.trades.pressed.retain(|_, until| *until > now);
         self.trades.patient.retain(|_, until| *until > now);
         let bids = self.bids();
+        // Asked for in this trade or not to be had: they have waited for that, and for no more.
+        let settled = self.ready.free_better_nodes();
         if bids.is_empty() {
-            return Ok(false);
+            return Ok(settled);
         }
         let guard = self.tenure.guard()?;
         let shares = self.deps.store.trade_shares(&guard, &bids).await?;
@@ -82,7 +84,7 @@ impl ShardOwner {
         if gained {
             self.ready.free_all();
         }
-        Ok(gained)
+        Ok(gained || settled)
     }
 
     fn bids(&self) -> Vec<Bid> {

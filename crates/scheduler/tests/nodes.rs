@@ -125,7 +125,7 @@ async fn tasks_wait_for_a_node_that_is_gone_and_go_to_it_when_it_is_back() {
     let mut owner = rig.owner(Options::default());
     owner.hands.disconnect("n");
     rig.trigger("d", "r").await;
-    let told = || owner.status().waiting.iter().any(|(why, _)| why.contains("1 not connected"));
+    let told = || owner.status().waiting.iter().any(|(why, _)| why.contains("1 node not connected"));
     wait("the reason is shown", told).await;
     owner.hands.connect("n", Some(vec![]));
     owner.play(Outcome::Success).await;

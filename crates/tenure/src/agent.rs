@@ -13,13 +13,14 @@ use clap::Args;
 use tenure_agent::{Agent, AgentConfig, Limits, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_model::duration::format;
-use tenure_model::{NodeId, QueueName, Resources, Taint};
+use tenure_model::{NodeId, Resources};
 use tenure_tls::Trust;
 use tokio::sync::watch;
 
 use crate::cli::{Failure, Globals, endpoint, trust};
 use crate::data::DataFolder;
 use crate::node;
+use crate::node_args::{NodeArgs, amount};
 use crate::replica::{start_logging, stop_signal};
 
 pub const HELP: &str = "\
@@ -47,18 +48,6 @@ pub struct AgentArgs {
     /// Folder for what runs here; made if it is not there
     #[arg(long, env = "TENURE_AGENT_DATA", value_name = "DIR", default_value = ".tenure-agent")]
     pub data: PathBuf,
-    /// Something that tasks can ask for in a node; may be given several times
-    #[arg(long = "label", env = "TENURE_AGENT_LABELS", value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
-    pub labels: Vec<(String, String)>,
-    /// Keeps tasks away that do not tolerate it; may be given several times
-    #[arg(long = "taint", env = "TENURE_AGENT_TAINTS", value_name = "KEY[=VALUE]", value_delimiter = ',')]
-    pub taints: Vec<Taint>,
-    /// A queue whose tasks this node takes; may be given several times
-    #[arg(long = "queue", env = "TENURE_AGENT_QUEUES", value_name = "NAME", value_delimiter = ',', default_value = QueueName::DEFAULT, value_parser = queue)]
-    pub queues: Vec<QueueName>,
-    /// What this node has, like cpu=4,memory=8Gi,tasks=64,gpu=2 [default: what the machine has]
-    #[arg(long, env = "TENURE_AGENT_CAPACITY", value_name = "AMOUNTS", value_delimiter = ',', value_parser = amount)]
-    pub capacity: Vec<(String, u64)>,
     /// Whether tasks are limited to the memory and cpu they ask for: as far as the machine allows (auto), or the agent
     /// does not start (require), or not at all (off)
     #[arg(long, env = "TENURE_AGENT_LIMITS", value_name = "auto|require|off", default_value_t = Limits::Auto)]
@@ -77,6 +66,8 @@ pub struct AgentArgs {
     /// Room on disk for what one task has printed and what is not stored yet; what is too much is cut out of the middle
     #[arg(long, env = "TENURE_AGENT_LOG_BACKLOG", value_name = "SIZE", default_value = "64Mi", value_parser = size)]
     pub log_backlog: u64,
+    #[command(flatten)]
+    pub node: NodeArgs,
 }
 
 pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
@@ -129,17 +120,17 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
         Some(name) => name,
         None => data.node()?,
     };
-    let machine = node::describe(&name);
+    let machine = args.node.over(node::describe(&name));
     let links = Links::new(
         LinksConfig {
             servers: way.servers,
             trust: way.trust,
             token: way.token,
             node: machine.node.clone(),
-            capacity: capacity(machine.capacity, args.capacity),
-            labels: args.labels.into_iter().collect(),
-            taints: args.taints.into_iter().collect(),
-            queues: args.queues.into_iter().collect(),
+            capacity: machine.capacity,
+            labels: machine.labels,
+            taints: machine.taints,
+            queues: machine.queues,
             version: machine.version,
         },
         Arc::clone(&clock),
@@ -268,25 +259,6 @@ fn hopeless(states: &BTreeMap<Server, LinkState>) -> Option<Hopeless> {
     states.iter().map(no).collect::<Option<Vec<_>>>().map(Hopeless)
 }
 
-/// What somebody has said about a resource goes before what the machine shows.
-fn capacity(machine: Resources, said: Vec<(String, u64)>) -> Resources {
-    said.into_iter().fold(machine, |capacity, (name, amount)| capacity.with(&name, amount))
-}
-
-fn label(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("write it like zone=b".into()),
-    }
-}
-
-pub(crate) fn queue(text: &str) -> Result<QueueName, String> {
-    match text.is_empty() || text.contains(char::is_whitespace) {
-        false => Ok(QueueName::new(text)),
-        true => Err("write the name of a queue, without spaces".into()),
-    }
-}
-
 fn duration(text: &str) -> Result<Duration, String> {
     match tenure_model::duration::parse(text) {
         Ok(duration) if duration >= SHORTEST_FENCE => Ok(duration),
@@ -304,77 +276,9 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// In thousandths. The same units as in dag files.
-fn amount(text: &str) -> Result<(String, u64), String> {
-    const KIBI: f64 = 1024.0;
-    const MEMORY: [(&str, f64); 8] = [
-        ("Ki", KIBI),
-        ("Mi", KIBI * KIBI),
-        ("Gi", KIBI * KIBI * KIBI),
-        ("Ti", KIBI * KIBI * KIBI * KIBI),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-    ];
-    const CPU: [(&str, f64); 1] = [("m", 0.001)];
-    let (name, text) =
-        text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or("write it like cpu=4")?;
-    let units: &[(&str, f64)] = match name {
-        Resources::CPU => &CPU,
-        Resources::MEMORY => &MEMORY,
-        _ => &[],
-    };
-    let unit = units.iter().find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)));
-    let (digits, size) = unit.unwrap_or((text, 1.0));
-    let thousandths = digits.trim().parse::<f64>().ok().map(|number| number * size * 1_000.0);
-    match thousandths {
-        Some(thousandths) if (0.0..1e18).contains(&thousandths) => {
-            Ok((name.to_owned(), thousandths.round() as u64))
-        }
-        _ => {
-            let units: Vec<&str> = units.iter().map(|(unit, _)| *unit).collect();
-            let units = match units.as_slice() {
-                [] => String::new(),
-                units => format!(", with {} behind it if you like", units.join(", ")),
-            };
-            Err(format!("{text:?} is no amount of {name}: write a number{units}"))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn amounts_are_read_in_the_units_of_dag_files() {
-        for (text, thousandths) in [
-            ("cpu=4", 4_000),
-            ("cpu=500m", 500),
-            ("cpu=0.5", 500),
-            ("memory=8Gi", 8 * 1024 * 1024 * 1024 * 1_000),
-            ("memory=2G", 2_000_000_000_000),
-            ("tasks=64", 64_000),
-            ("gpu=2", 2_000),
-        ] {
-            let (name, _) = text.split_once('=').unwrap();
-            assert_eq!(amount(text), Ok((name.to_owned(), thousandths)), "{text}");
-        }
-        for (text, word) in
-            [("cpu", "cpu=4"), ("=4", "cpu=4"), ("cpu=four", "cpu"), ("gpu=1Gi", "gpu"), ("memory=-1", "Gi")]
-        {
-            let error = amount(text).unwrap_err();
-            assert!(error.contains(word), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn what_is_said_goes_before_what_the_machine_shows() {
-        let machine = Resources::default().with("cpu", 2_000).with("memory", 5);
-        let both = capacity(machine, vec![("cpu".into(), 1_000), ("gpu".into(), 3_000)]);
-        assert_eq!((both.get("cpu"), both.get("memory"), both.get("gpu")), (1_000, 5, 3_000));
-    }
 
     #[test]
     fn an_agent_gives_up_only_when_every_server_says_no() {

@@ -7,6 +7,7 @@ mod discovery;
 mod elect;
 mod epochs;
 mod node;
+mod node_args;
 mod replica;
 mod server;
 mod settings;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     }
     let cli = cli::Cli::parse();
     match cli.command {
-        cli::Command::Up(settings) => up::run(&settings.0),
+        cli::Command::Up(args) => up::run(args),
         cli::Command::Server(settings) => server::run(&settings.0),
         cli::Command::Agent(args) => agent::run(args, &cli.globals),
         cli::Command::Elect(args) => elect::run(&args, &cli.globals),

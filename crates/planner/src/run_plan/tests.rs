@@ -363,3 +363,18 @@ fn tasks_that_wait_alike_share_what_they_are_until_one_moves() {
     plan.take_changes();
     assert_eq!((shared(&plan), states(&plan).matches("scheduled").count()), (49, 49));
 }
+
+#[test]
+fn a_task_knows_where_its_last_attempt_came_to_nothing_until_it_has_another() {
+    let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
+    let mut plan = running(DagSpec::new("d", vec![task]));
+    plan.plan(at(1));
+    assert_eq!(plan.failed_on(TaskNo(0)), None);
+    plan.bind(TaskNo(0), attempt(1), NodeId::new("idle"), at(1));
+    plan.withdraw(TaskNo(0), "nobody has claimed it", at(2));
+    assert_eq!(plan.failed_on(TaskNo(0)), Some(&NodeId::new("idle")));
+    play(&mut plan, 0, failed(), at(3));
+    assert_eq!(plan.failed_on(TaskNo(0)), None);
+    plan.plan(at(4));
+    assert_eq!((states(&plan).as_str(), plan.failed_on(TaskNo(0))), ("scheduled", Some(&NodeId::new("n"))));
+}

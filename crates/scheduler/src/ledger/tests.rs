@@ -9,8 +9,13 @@ use super::*;
 fn ledger(slots: u32, cpus: u64) -> Ledger {
     let mut ledger = Ledger::default();
     let pool = PoolRecord { name: PoolName::new("p"), slots, description: String::new() };
-    let node = NodeRecord {
-        node: NodeId::new("n"),
+    ledger.set_limits(&[pool], &[node("n", cpus)], |_| true);
+    ledger
+}
+
+fn node(name: &str, cpus: u64) -> NodeRecord {
+    NodeRecord {
+        node: NodeId::new(name),
         capacity: Resources::default().with("cpu", cpus * 1_000).with(Resources::TASKS, 1_000_000),
         labels: BTreeMap::new(),
         taints: BTreeSet::new(),
@@ -18,9 +23,7 @@ fn ledger(slots: u32, cpus: u64) -> Ledger {
         version: String::new(),
         registered_at: Timestamp::UNIX_EPOCH,
         draining: false,
-    };
-    ledger.set_limits(&[pool], &[node], |_| true);
-    ledger
+    }
 }
 
 fn wish(run: i64, task: u32, cpu: u64) -> Wish {
@@ -30,7 +33,8 @@ fn wish(run: i64, task: u32, cpu: u64) -> Wish {
         task: TaskId::from(format!("t{task}")),
         pool: PoolName::new("p"),
         pool_slots: 1,
-        request: request(&Resources::default().with("cpu", cpu * 1_000), &BTreeMap::new()),
+        request: Request::new(Resources::default().with("cpu", cpu * 1_000), BTreeMap::new()),
+        avoid: None,
         max_active_in_run: 3,
         max_active_per_dag: Some(2),
         max_active_per_run: None,
@@ -55,7 +59,10 @@ fn each_limit_names_itself() {
     let Err(Limit::Capacity(shape)) = ledger.take(key(3, 9), wish(3, 9, 4)) else {
         panic!("four cpus are not free")
     };
-    assert_eq!(ledger.explain(&Limit::Capacity(shape)), "no node can take it: 1 busy in cpu");
+    assert_eq!(
+        ledger.explain(&Limit::Capacity(shape)),
+        "no node has cpu ≥ 4 free: 1 node busy (the most that is free is 3)"
+    );
     ledger.give_back(key(1, 0));
     assert_eq!(ledger.room(&Limit::Capacity(shape)), 1);
 }
@@ -67,6 +74,69 @@ fn a_pool_that_does_not_exist_has_no_room() {
     let limit = ledger.take(key(1, 0), wish).unwrap_err();
     let expected = "pool nope does not exist: create it with \"tenure pool set nope SLOTS\"";
     assert_eq!(ledger.explain(&limit), expected);
+}
+
+fn share(node: &str, own: u64, free: u64) -> Share {
+    let of = |cpus: u64| Resources::default().with("cpu", cpus * 1_000).with(Resources::TASKS, cpus * 1_000);
+    Share { of: Common::Node(NodeId::new(node)), amount: of(own), free: of(free) }
+}
+
+#[test]
+fn a_task_that_failed_on_the_only_node_this_shard_has_a_share_of_asks_for_another_first() {
+    let mut ledger = Ledger::default();
+    ledger.share_with_others();
+    let pool = PoolRecord { name: PoolName::new("p"), slots: 9, description: String::new() };
+    ledger.set_limits(&[pool], &[node("a", 4), node("b", 4)], |_| true);
+    ledger.pools.get_mut(&PoolName::new("p")).unwrap().share = Some(9);
+    ledger.set_share(&share("a", 2, 0));
+    ledger.set_share(&share("b", 0, 4));
+    let again = || Wish { avoid: Some(NodeId::new("a")), ..wish(1, 0, 1) };
+    let limit = ledger.take(key(1, 0), again()).unwrap_err();
+    assert_eq!(limit, Limit::BetterNode(key(1, 0)));
+    assert!(ledger.limits_of(key(1, 0), &again()).contains(&limit), "it is found there again");
+    let (of, one) = ledger.demand(&limit).unwrap();
+    assert_eq!((of, one.get("cpu")), (Common::Node("b".into()), 1_000));
+
+    // Nobody gives it up: it does not wait.
+    ledger.set_share(&share("b", 0, 0));
+    assert_eq!(ledger.take(key(1, 0), again()), Ok(NodeId::new("a")));
+    ledger.give_back(key(1, 0));
+
+    // However often a better one seems to be there, there is an end to asking.
+    for _ in 0..MOST_ASKED {
+        ledger.set_share(&share("b", 0, 4));
+        assert_eq!(ledger.take(key(1, 0), again()), Err(Limit::BetterNode(key(1, 0))));
+    }
+    assert_eq!(ledger.take(key(1, 0), again()), Ok(NodeId::new("a")));
+    ledger.give_back(key(1, 0));
+
+    // It was had: the next one that asks goes there.
+    ledger.set_share(&share("b", 1, 3));
+    assert_eq!(ledger.take(key(1, 0), again()), Ok(NodeId::new("b")));
+}
+
+#[test]
+fn what_a_run_has_asked_for_is_forgotten_with_it() {
+    let mut ledger = ledger(4, 4);
+    let asked = || Asked { node: NodeId::new("n"), one: Resources::default(), times: 1 };
+    ledger.asked.insert(key(1, 0), asked());
+    ledger.asked.insert(key(2, 0), asked());
+    ledger.give_back_run(RunKey(1));
+    assert_eq!(ledger.asked.keys().collect::<Vec<_>>(), [&key(2, 0)]);
+}
+
+#[test]
+fn a_node_that_was_removed_and_comes_back_is_asked_for_anew() {
+    let mut ledger = Ledger::default();
+    ledger.share_with_others();
+    ledger.set_limits(&[], &[node("a", 4)], |_| true);
+    ledger.set_share(&share("a", 4, 0));
+    let request = || wish(1, 0, 1).request;
+    assert!(ledger.cluster.choose(&request(), None).is_some());
+    ledger.set_limits(&[], &[], |_| true);
+    ledger.set_limits(&[], &[node("a", 4)], |_| true);
+    assert_eq!(ledger.cluster.choose(&request(), None), None, "nothing of it is this shard's");
+    assert_eq!(ledger.cluster.attainable(&request()), Some(NodeId::new("a")));
 }
 
 proptest! {

@@ -31,7 +31,7 @@ pub use client::{endpoint, trust};
 pub use failure::{Failure, NOT_THE_MASTER};
 use screen::Screen;
 
-use crate::settings::{ServerSettings, UpSettings};
+use crate::settings::ServerSettings;
 
 /// Tenure schedules and runs workflows.
 #[derive(Debug, Parser)]
@@ -97,7 +97,7 @@ pub enum OutputFormat {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run everything here: scheduler, API and agent in one process, with a database in a folder
-    Up(UpSettings),
+    Up(crate::up::UpArgs),
     /// Run one replica of a cluster: scheduler and API on a shared Postgres, for agents elsewhere
     #[command(after_help = SERVER_HELP)]
     Server(ServerSettings),

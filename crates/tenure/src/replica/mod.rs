@@ -194,6 +194,7 @@ impl Replica {
                 claim_timeout: settings.claim_timeout,
                 heartbeat_threshold: settings.heartbeat_threshold,
                 orphan_threshold: settings.orphan_threshold,
+                placement: settings.placement,
                 ..OwnerConfig::new(actor)
             },
             sole_instance,

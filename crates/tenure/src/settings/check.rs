@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tenure_lease::{LossPolicy, NOT_THE_MASTER};
 use tenure_model::duration;
+use tenure_scheduler::{Policy, Strategy, Weights};
 use tenure_store_postgres::LONGEST_STATEMENT;
 
 use super::file::Entry;
@@ -22,6 +23,7 @@ const HEARTBEATS: u32 = 3;
 const MOST_SHARDS: u16 = 1024;
 const MOST_CONNECTIONS: usize = 1000;
 const MOST_DISPATCH: usize = 1_000_000;
+const MOST_WEIGHT: u16 = 1_000;
 const SHORTEST_TICK: Duration = Duration::from_millis(10);
 
 pub fn settle(edition: Edition, given: &Given, file: Vec<Entry>) -> Result<Settings, Problems> {
@@ -83,6 +85,16 @@ impl Desk {
             orphan_threshold: self.need("orphan_threshold", some_time),
             dispatch_workers: self.need("dispatch_workers", |text| count(text, MOST_DISPATCH)),
             dispatch_queue: self.need("dispatch_queue", |text| count(text, MOST_DISPATCH)),
+            placement: Policy {
+                strategy: self.need("placement_strategy", strategy),
+                weights: Weights {
+                    load: self.need("placement_load", weight),
+                    preferred: self.need("placement_preferred", weight),
+                    spread: self.need("placement_spread", weight),
+                    failed_here: self.need("placement_failed_here", weight),
+                    failed_lately: self.need("placement_failed_lately", weight),
+                },
+            },
             keep_runs: self.need("keep_runs", keep),
             keep_audit: self.need("keep_audit", keep),
             shown: self.shown(),
@@ -291,6 +303,22 @@ fn leases(text: &str) -> Result<LeaseBackend, String> {
             Err("is neither postgres (the state's own database) nor etcd://host:port[,host:port][/prefix]"
                 .into())
         }
+    }
+}
+
+fn strategy(text: &str) -> Result<Strategy, String> {
+    match text {
+        "spread" => Ok(Strategy::Spread),
+        "pack" => Ok(Strategy::Pack),
+        _ => Err("is neither spread nor pack".into()),
+    }
+}
+
+/// Nothing switches a part of the score off.
+fn weight(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(weight) if weight <= MOST_WEIGHT => Ok(weight),
+        _ => Err(format!("is not a whole number from 0 to {MOST_WEIGHT}")),
     }
 }
 

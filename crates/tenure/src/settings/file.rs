@@ -1,8 +1,9 @@
-//! The config file: TOML, one flat list of settings.
+//! The config file: TOML, one flat list of settings. Those whose names begin alike may stand in a section:
+//! `strategy` under `[placement]` is `placement_strategy`.
 
 use std::path::Path;
 
-use toml_edit::{Document, Item, Value};
+use toml_edit::{Document, Item, Table, Value};
 
 use super::knobs::KNOBS;
 use super::{Problems, Source};
@@ -29,15 +30,18 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<Entry>, Problems> {
         let line = error.span().map_or(1, |span| at(span.start));
         Problems(vec![format!("{}:{line}: {}", path.display(), error.message())])
     })?;
-    let (mut entries, mut problems) = (vec![], vec![]);
-    for (name, item) in document.iter() {
-        let start = document.key(name).and_then(toml_edit::Key::span).map_or(0, |span| span.start);
-        let line = at(start);
+    let (mut entries, mut problems): (Vec<Entry>, Vec<String>) = (vec![], vec![]);
+    for (name, start, item) in settings(document.as_table()) {
+        let (name, line) = (name.as_str(), at(start));
         let mut wrong = |why: String| problems.push(format!("{}:{line}: {why}", path.display()));
         let Some(knob) = KNOBS.iter().find(|knob| knob.key == name) else {
             wrong(unknown(name, item));
             continue;
         };
+        if let Some((_, _, before)) = entries.iter().find(|(key, ..)| *key == knob.key) {
+            wrong(format!("{name} is set twice: also at {before}"));
+            continue;
+        }
         match plain(item) {
             Some(value) => {
                 entries.push((knob.key, value, Source::File { path: path.to_owned(), line }));
@@ -49,6 +53,25 @@ pub fn parse(path: &Path, text: &str) -> Result<Vec<Entry>, Problems> {
         }
     }
     if problems.is_empty() { Ok(entries) } else { Err(Problems(problems)) }
+}
+
+/// Every setting with its full name and where its name stands.
+fn settings(table: &Table) -> Vec<(String, usize, &Item)> {
+    let start = |table: &Table, name: &str| {
+        table.key(name).and_then(toml_edit::Key::span).map_or(0, |span| span.start)
+    };
+    let mut all = vec![];
+    for (name, item) in table.iter() {
+        let prefix = format!("{name}_");
+        match item.as_table().filter(|_| KNOBS.iter().any(|knob| knob.key.starts_with(&prefix))) {
+            Some(section) => {
+                let inside = section.iter();
+                all.extend(inside.map(|(key, item)| (format!("{prefix}{key}"), start(section, key), item)));
+            }
+            None => all.push((name.to_owned(), start(table, name), item)),
+        }
+    }
+    all
 }
 
 fn plain(item: &Item) -> Option<String> {
@@ -64,7 +87,9 @@ fn plain(item: &Item) -> Option<String> {
 
 fn unknown(name: &str, item: &Item) -> String {
     if item.is_table() {
-        return format!("there are no sections here, and [{name}] is one: all settings stand side by side");
+        return format!(
+            "there is no section [{name}]: write the settings side by side, with their full names"
+        );
     }
     // Dashes as on the command line, and the prefix of the environment, are close enough to be named.
     let plain = name.to_lowercase().replace('-', "_");

@@ -23,6 +23,7 @@ pub enum Group {
     Database,
     Leases,
     Scheduling,
+    Placement,
     Retention,
 }
 
@@ -34,6 +35,7 @@ impl Group {
             Self::Database => Some("Database"),
             Self::Leases => Some("Leases"),
             Self::Scheduling => Some("Scheduling"),
+            Self::Placement => Some("Placement"),
             Self::Retention => Some("Retention"),
         }
     }
@@ -260,6 +262,48 @@ pub const KNOBS: &[Knob] = &[
         Group::Scheduling,
         Default::PerProfile { lite: "1", pro: "256" },
         "How many more wait to be handed out; the rest stay scheduled",
+    ),
+    knob(
+        "placement_strategy",
+        "HOW",
+        Group::Placement,
+        Default::Same("spread"),
+        "Which node is taken where several would do: the emptiest (spread) or the fullest (pack)",
+    ),
+    knob(
+        "placement_load",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("10"),
+        "How much it counts how full a node is",
+    ),
+    knob(
+        "placement_preferred",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("20"),
+        "How much it counts that a node has the labels a task prefers",
+    ),
+    knob(
+        "placement_spread",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("40"),
+        "How much it counts that a dag's tasks are spread over a label, where they ask for it",
+    ),
+    knob(
+        "placement_failed_here",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("80"),
+        "How much it counts against a node that the task's previous try failed there",
+    ),
+    knob(
+        "placement_failed_lately",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("5"),
+        "How much it counts against a node that any attempt failed there in the last ten minutes",
     ),
     knob(
         "keep_runs",

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tenure_lease::LossPolicy;
 use tenure_lease_etcd::EtcdOptions;
+use tenure_scheduler::Policy;
 
 use crate::epochs::Epochs;
 
@@ -94,6 +95,7 @@ pub struct Settings {
     pub orphan_threshold: Duration,
     pub dispatch_workers: usize,
     pub dispatch_queue: usize,
+    pub placement: Policy,
     /// `None`: for ever.
     pub keep_runs: Option<Duration>,
     pub keep_audit: Option<Duration>,

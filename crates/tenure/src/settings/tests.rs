@@ -5,6 +5,8 @@ use std::path::Path;
 
 use expect_test::{Expect, expect};
 
+use tenure_scheduler::Strategy;
+
 use super::knobs::KNOBS;
 use super::*;
 
@@ -75,8 +77,33 @@ fn every_wrong_name_in_a_file_is_told_with_its_line_and_the_nearest_right_one() 
     check_file(
         "[scheduler]\ntick = \"1s\"\n",
         expect![
-            "tenure.toml:1: there are no sections here, and [scheduler] is one: all settings stand side by side"
+            "tenure.toml:1: there is no section [scheduler]: write the settings side by side, with their full names"
         ],
+    );
+}
+
+#[test]
+fn settings_that_begin_alike_may_stand_in_a_section() {
+    let settings = with_file("tick = \"2s\"\n[placement]\nstrategy = \"pack\"\nload = 0\n").unwrap();
+    assert_eq!((settings.placement.strategy, settings.placement.weights.load), (Strategy::Pack, 0));
+    let shown = settings.shown.iter().find(|shown| shown.key == "placement_load").unwrap();
+    assert_eq!((shown.value.as_deref(), shown.source.to_string().as_str()), (Some("0"), "tenure.toml:4"));
+    assert_eq!(
+        with_file("").unwrap().placement,
+        Policy::default(),
+        "the table has the defaults of the policy"
+    );
+    check_file(
+        "placement_load = 5\n[placement]\nload = 7\nlaod = 7\nspread = 1001\nstrategy = \"best\"\n",
+        expect![[r#"
+            tenure.toml:3: placement_load is set twice: also at tenure.toml:1
+            tenure.toml:4: there is no setting "placement_laod" (did you mean "placement_load"?)"#]],
+    );
+    check_file(
+        "[placement]\nspread = 1001\nstrategy = \"best\"\n",
+        expect![[r#"
+            tenure.toml:3: placement_strategy = "best" is neither spread nor pack
+            tenure.toml:2: placement_spread = "1001" is not a whole number from 0 to 1000"#]],
     );
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use axum::Router;
+use clap::Args;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use prometheus_client::registry::Registry;
@@ -22,17 +23,27 @@ use tokio_util::sync::CancellationToken;
 use crate::data::DataFolder;
 use crate::discovery;
 use crate::node;
+use crate::node_args::NodeArgs;
 use crate::replica::{self, DagFolder, Database, Frontage, Ground, Porch, Replica, ReplicaParts, Watching};
-use crate::settings::{Edition, Given};
+use crate::settings::{Edition, UpSettings};
 use executor::{LocalControlPlane, LocalExecutor};
 
 const DEFAULT_DAGS: &str = "dags";
 
-pub fn run(given: &Given) -> ExitCode {
-    replica::run(Edition::Up, given, serve)
+#[derive(Clone, Debug, Args)]
+pub struct UpArgs {
+    #[command(flatten)]
+    settings: UpSettings,
+    #[command(flatten)]
+    node: NodeArgs,
 }
 
-async fn serve(ground: Ground) -> Result<()> {
+pub fn run(args: UpArgs) -> ExitCode {
+    let UpArgs { settings, node } = args;
+    replica::run(Edition::Up, &settings.0, |ground| serve(ground, node))
+}
+
+async fn serve(ground: Ground, node_args: NodeArgs) -> Result<()> {
     let Ground { settings, clock, entropy } = &ground;
     let stopped = replica::stop_signal()?;
     let data = DataFolder::open(&settings.data, entropy)?;
@@ -50,7 +61,7 @@ async fn serve(ground: Ground) -> Result<()> {
         Some(folder) => DagFolder::existing(folder, &database.store, clock)?,
         None => DagFolder::new(DEFAULT_DAGS.into(), &database.store, clock),
     };
-    let registration = node::describe(&data.node()?);
+    let registration = node_args.over(node::describe(&data.node()?));
     let node = registration.node.clone();
     database
         .store

@@ -1,0 +1,136 @@
+//! How long it takes to decide where attempts run: the pure part, with nothing around it, on one core.
+//!
+//! A thousand nodes of three sizes in eight zones, some tainted, some with a fast disk; ten thousand attempts that ask
+//! for twenty different things, as the tasks of twenty dags do.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use tenure_model::{Affinity, NodeId, Preference, QueueName, Resources};
+use tenure_placement::{Cluster, Node, Policy, Request};
+
+use crate::report::{Figure, Machine, Report};
+
+const NODES: usize = 1_000;
+const ATTEMPTS: usize = 10_000;
+const SHAPES: usize = 20;
+/// As many as a busy shard sees in an hour.
+const FINISHED: usize = 1_000_000;
+
+pub fn measure(samples: usize) -> Result<Report> {
+    let machine = Machine::here();
+    let mut figures = vec![];
+    let goal = Some(1_000.0);
+
+    eprintln!("{NODES} nodes, {ATTEMPTS} attempts ({samples} times)");
+    let plain = |_| place_all(cluster(), &shapes(false));
+    let times = (0..samples).map(plain).collect::<Result<Vec<_>>>()?;
+    figures.push(Figure::millis("1,000 nodes, 10,000 attempts placed", &times, goal));
+    let picky = |_| place_all(cluster(), &shapes(true));
+    let times = (0..samples).map(picky).collect::<Result<Vec<_>>>()?;
+    figures.push(Figure::millis("the same with preferred labels, spread over zones", &times, goal));
+
+    eprintln!("after {FINISHED} attempts have come and gone");
+    let used = after_much_work();
+    let times = (0..samples).map(|_| place_all(used.clone(), &shapes(false))).collect::<Result<Vec<_>>>()?;
+    figures.push(Figure::millis("the first again, after 1,000,000 attempts have ended", &times, goal));
+
+    eprintln!("what nobody can take");
+    let mut nodes = cluster();
+    let large = Request::new(Resources::default().with(Resources::CPU, 1_000_000_000), BTreeMap::new());
+    let times = (0..ATTEMPTS).map(|_| timed(|| nodes.choose(&large, None))).collect::<Result<Vec<_>>>()?;
+    figures.push(micros("one request that is too large for every node", &times));
+    let times = (0..samples).map(|_| timed(|| nodes.explain(&large, None))).collect::<Result<Vec<_>>>()?;
+    figures.push(micros("every reason of 1,000 nodes, explained", &times));
+    Ok(Report { family: "placement", machine, figures })
+}
+
+fn micros(name: &str, times: &[Duration]) -> Figure {
+    Figure::of(name, "µs", times.iter().map(|time| time.as_secs_f64() * 1e6).collect(), None)
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> Result<Duration> {
+    let started = Instant::now();
+    black_box(work());
+    Ok(started.elapsed())
+}
+
+/// All attempts, in the order in which dags take turns.
+fn place_all(mut cluster: Cluster, shapes: &[Request]) -> Result<Duration> {
+    let started = Instant::now();
+    let placed =
+        (0..ATTEMPTS).filter(|attempt| cluster.place(&shapes[attempt % SHAPES], None).is_some()).count();
+    let took = started.elapsed();
+    ensure!(
+        placed == ATTEMPTS,
+        "{placed} of {ATTEMPTS} had a place: the cluster is too small for what is measured"
+    );
+    Ok(took)
+}
+
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::new(Policy::default());
+    for number in 0..NODES {
+        let size = [16, 32, 64][number % 3];
+        let mut labels = BTreeMap::from([("zone".to_owned(), format!("z{}", number % 8))]);
+        if number % 2 == 0 {
+            labels.insert("disk".into(), "ssd".into());
+        }
+        let taint = (number % 10 == 0).then(|| "gpu=a100".parse().expect("a taint"));
+        let node = Node {
+            capacity: Resources::default()
+                .with(Resources::CPU, size * 1_000)
+                .with(Resources::MEMORY, (size * 4 * 1_000) << 30)
+                .with("gpu", if taint.is_some() { 8_000 } else { 0 })
+                .with(Resources::TASKS, size * 32_000),
+            labels,
+            taints: taint.into_iter().collect(),
+            queues: [QueueName::default()].into(),
+            reachable: true,
+            draining: false,
+        };
+        cluster.put(NodeId::from(format!("node-{number:04}")), node);
+    }
+    cluster
+}
+
+fn shapes(picky: bool) -> Vec<Request> {
+    let shape = |number: usize| {
+        let resources = Resources::default()
+            .with(Resources::CPU, 250 * (1 + number as u64 % 4))
+            .with(Resources::MEMORY, ((1 + number as u64 % 5) * 1_000) << 28);
+        let mut request = Request::new(resources, BTreeMap::new());
+        if number % 4 == 0 {
+            request.tolerations.push("gpu".parse().expect("a toleration"));
+        }
+        if picky {
+            let prefer = vec![Preference { label: "disk".into(), value: "ssd".into(), weight: 10 }];
+            request.affinity = Affinity { prefer, spread: Some("zone".into()) };
+            request.group = Some(format!("dag-{number}"));
+        }
+        request
+    };
+    (0..SHAPES).map(shape).collect()
+}
+
+/// What a scheduler has in memory when much has run and nothing does.
+fn after_much_work() -> Cluster {
+    let (mut cluster, shapes) = (cluster(), shapes(true));
+    let mut running = std::collections::VecDeque::new();
+    for attempt in 0..FINISHED {
+        let request = &shapes[attempt % SHAPES];
+        // A hundred nodes by turns: choosing is not what this is about.
+        let node = NodeId::from(format!("node-{:04}", attempt % 100));
+        cluster.reserve(&node, request);
+        running.push_back((node, request));
+        if running.len() > 100
+            && let Some((node, request)) = running.pop_front()
+        {
+            cluster.release(&node, request);
+        }
+    }
+    running.into_iter().for_each(|(node, request)| cluster.release(&node, request));
+    cluster
+}

@@ -1,0 +1,141 @@
+//! Goal: tasks run where they may, and where they would rather if that can be had, also where shards share the nodes.
+//! Method: nodes of several kinds, played by the test.
+
+mod rig;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use rig::{Options, Owner, Rig, exec, failed, wait};
+use tenure_model::{
+    Affinity, DagSpec, NodeId, Outcome, Preference, QueueName, Resources, RunState, TaskSpec,
+};
+use tenure_store::NodeRegistration;
+
+const SHARDS: u16 = 4;
+
+/// Registers a node and connects it. `said` is like `zone=a`.
+async fn node(
+    rig: &Rig,
+    owner: &Owner,
+    name: &str,
+    said: &[&str],
+    change: impl FnOnce(&mut NodeRegistration),
+) {
+    let capacity = Resources::default().with(Resources::TASKS, 10_000);
+    let mut node = NodeRegistration::new(NodeId::new(name), capacity, "test");
+    let labels = said.iter().filter_map(|label| label.split_once('='));
+    node.labels = labels.map(|(label, value)| (label.to_owned(), value.to_owned())).collect();
+    change(&mut node);
+    owner.hands.connect(name, Some(vec![]));
+    rig.register_node(node).await;
+}
+
+/// An owner of all shards, without the node that every rig has.
+async fn owner(rig: &Rig, shards: u16) -> Owner {
+    let owner = rig.owner(Options::default());
+    owner.hands.disconnect("n");
+    wait("all shards", || owner.owned().len() == usize::from(shards)).await;
+    owner
+}
+
+fn wants(label: &str) -> Affinity {
+    let (label, value) = label.split_once('=').unwrap();
+    let prefer = vec![Preference { label: label.into(), value: value.into(), weight: 1 }];
+    Affinity { prefer, spread: None }
+}
+
+async fn where_they_go(owner: &mut Owner, count: usize) -> BTreeMap<String, String> {
+    let mut places = BTreeMap::new();
+    for _ in 0..count {
+        let assignment = owner.next().await;
+        places.insert(assignment.task.to_string(), assignment.node.to_string());
+    }
+    places
+}
+
+async fn a_second_try_goes_elsewhere(shards: u16) {
+    let rig = Rig::with_shards(shards).await;
+    let mut owner = owner(&rig, shards).await;
+    for name in ["a", "b"] {
+        node(&rig, &owner, name, &[], |_| ()).await;
+    }
+    let task = TaskSpec { retries: 3, retry_delay: Duration::ZERO, ..exec("t") };
+    rig.register(DagSpec::new("d", vec![task])).await;
+    rig.trigger("d", "r").await;
+    let mut before = owner.play(failed()).await.node;
+    for _ in 0..2 {
+        let node = owner.play(failed()).await.node;
+        assert_ne!(node, before, "the node that has just failed it is avoided");
+        before = node;
+    }
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_follows_a_failed_one_goes_to_another_node() {
+    a_second_try_goes_elsewhere(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_try_that_follows_a_failed_one_goes_to_another_node_also_where_shards_share_the_nodes() {
+    a_second_try_goes_elsewhere(SHARDS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn taints_queues_and_preferences_decide_where_tasks_go_also_where_shards_share_the_nodes() {
+    for shards in [1, SHARDS] {
+        let rig = Rig::with_shards(shards).await;
+        let mut owner = owner(&rig, shards).await;
+        node(&rig, &owner, "plain", &[], |_| ()).await;
+        node(&rig, &owner, "fast", &["disk=ssd"], |_| ()).await;
+        node(&rig, &owner, "gpu", &["kind=gpu"], |node| node.taints = ["gpu=a100".parse().unwrap()].into())
+            .await;
+        node(&rig, &owner, "big", &[], |node| node.queues = [QueueName::new("big")].into()).await;
+        let tasks = vec![
+            TaskSpec { affinity: wants("disk=ssd"), ..exec("prefers") },
+            TaskSpec {
+                tolerations: vec!["gpu".parse().unwrap()],
+                node_selector: [("kind".to_owned(), "gpu".to_owned())].into(),
+                ..exec("tolerates")
+            },
+            TaskSpec { queue: QueueName::new("big"), ..exec("queues") },
+            TaskSpec { queue: QueueName::new("huge"), ..exec("waits") },
+        ];
+        rig.register(DagSpec::new("d", tasks)).await;
+        rig.trigger("d", "r").await;
+        let places = where_they_go(&mut owner, 3).await;
+        let expected = [("prefers", "fast"), ("queues", "big"), ("tolerates", "gpu")];
+        assert_eq!(
+            places,
+            expected.map(|(task, node)| (task.to_owned(), node.to_owned())).into(),
+            "{shards}"
+        );
+        let told = || {
+            let all = owner.scheduler.handle().status();
+            all.iter().flat_map(|shard| &shard.waiting).any(|(why, count)| {
+                *count == 1 && why.contains("5 nodes not serving queue huge") // with the rig's own
+            })
+        };
+        wait("the reason is told", told).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_a_dag_are_spread_over_a_label_also_where_shards_share_the_nodes() {
+    for shards in [1, SHARDS] {
+        let rig = Rig::with_shards(shards).await;
+        let mut owner = owner(&rig, shards).await;
+        for (name, zone) in [("a1", "zone=a"), ("a2", "zone=a"), ("b", "zone=b"), ("c", "zone=c")] {
+            node(&rig, &owner, name, &[zone], |_| ()).await;
+        }
+        let affinity = Affinity { spread: Some("zone".into()), ..Affinity::default() };
+        let task = |number: usize| TaskSpec { affinity: affinity.clone(), ..exec(&format!("t{number}")) };
+        rig.register(DagSpec::new("d", (0..3).map(task).collect())).await;
+        rig.trigger("d", "r").await;
+        let places = where_they_go(&mut owner, 3).await;
+        let zones: BTreeSet<&str> = places.values().map(|node| &node[..1]).collect();
+        assert_eq!(zones.len(), 3, "with {shards} shards: {places:?}");
+    }
+}
