@@ -307,6 +307,11 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         self.shared.shutdown.cancel();
+        // While it holds an attempt, a supervisor may be about to make a group.
+        let holds_nothing = self.registry.lock().is_ok_and(|registry| registry.attempts.is_empty());
+        if let Some(groups) = self.shared.groups.as_ref().filter(|_| holds_nothing) {
+            groups.clear_away();
+        }
     }
 }
 

@@ -73,6 +73,9 @@ async fn a_task_is_born_in_a_group_of_its_own_which_goes_with_it() {
     assert_eq!(bench.control.end_of(task.attempt).await.outcome, failed(FailReason::Exit { code: 3 }));
     assert!(!group.exists(), "the group is left behind");
     bench.gone(task.attempt).await;
+    eventually("it is let go", || agent.inventory().is_empty()).await;
+    drop(agent);
+    assert!(!group.parent().unwrap().exists(), "an agent without tasks leaves a group behind");
     assert!(
         bench.log().await.contains(&task.attempt.to_string()),
         "it was not born there: {}",

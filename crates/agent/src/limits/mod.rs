@@ -144,6 +144,14 @@ impl Groups {
         }
     }
 
+    /// Leaves nothing behind, if no task is left; the next agent makes what it needs.
+    pub fn clear_away(&self) {
+        // Refused while there is a group in it.
+        if let Err(error) = fs::remove_dir(&self.home) {
+            tracing::debug!(group = %self.home.display(), %error, "it is not removed");
+        }
+    }
+
     /// Ends and removes the groups of attempts that this agent does not hold.
     pub fn sweep(&self, held: &HashSet<AttemptId>) -> io::Result<()> {
         for entry in fs::read_dir(&self.home)? {
