@@ -10,8 +10,7 @@ use tenure_agent_proto::wire::{FromAgent, InventoryAnswer, LogEndRequest, PutLog
 use tenure_agent_proto::{Nonsense, Refusal, Why, wire};
 use tenure_dispatch::{AssignError, Executor};
 use tenure_model::{
-    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, Held, NodeId, Outcome, ReportBody, RunKey, TaskNo,
-    TiKey,
+    Ack, Assignment, AttemptId, EmbeddedFile, FailReason, Held, NodeId, ReportBody, RunKey, TaskNo, TiKey,
 };
 use tenure_testkit::wait_for;
 use tonic::{Code, Request};
@@ -193,7 +192,7 @@ async fn an_agent_that_does_not_read_is_given_no_more_than_its_queue_holds() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_like_any_other_end() {
+async fn a_refused_assignment_is_told_as_not_delivered() {
     let replica = Replica::start().await;
     let agent = replica.agent("n1").await;
     let refuse = |number: u128, why: Why| -> wire::Refusal {
@@ -207,19 +206,19 @@ async fn a_refusal_is_told_like_any_other_end() {
         refuse(3, Why::Unreadable { reason: "no grace".into() }),
     ];
     agent.say(FromAgent { refusals, ..Default::default() });
-    let mut told: Vec<(u128, Outcome)> = replica
+    let mut told: Vec<(u128, Option<FailReason>)> = replica
         .reported(3)
         .await
         .into_iter()
         .map(|report| match report.body {
-            ReportBody::End { attempt, outcome, .. } => (attempt.0.as_u128(), outcome),
-            claim => panic!("{claim:?}"),
+            ReportBody::Undelivered { attempt, failure, .. } => (attempt.0.as_u128(), failure),
+            other => panic!("{other:?}"),
         })
         .collect();
     told.sort_by_key(|(attempt, _)| *attempt);
     told.dedup();
-    let cannot = Outcome::Failed { reason: FailReason::CannotStart { error: "no grace".into() } };
-    assert_eq!(told, [(2, Outcome::NeverStarted), (3, cannot)], "a stale epoch is nobody's end");
+    let cannot = FailReason::CannotStart { error: "no grace".into() };
+    assert_eq!(told, [(2, None), (3, Some(cannot))], "of a stale epoch nothing is told");
 }
 
 #[tokio::test]
@@ -231,7 +230,7 @@ async fn an_assignment_that_no_message_can_hold_fails_instead_of_coming_back_for
     huge.files.insert("data".into(), EmbeddedFile { content, executable: false });
     replica.fleet.assign(huge.clone()).await.unwrap();
     let told = replica.reported(1).await.remove(0);
-    let ReportBody::End { attempt, outcome: Outcome::Failed { reason }, .. } = told.body else {
+    let ReportBody::Undelivered { attempt, failure: Some(reason), .. } = told.body else {
         panic!("{told:?}")
     };
     assert_eq!(attempt, huge.attempt);
