@@ -75,10 +75,10 @@ fn cluster() -> Cluster {
     for number in 0..NODES {
         let size = [16, 32, 64][number % 3];
         let mut labels = BTreeMap::from([("zone".to_owned(), format!("z{}", number % 8))]);
-        if number % 2 == 0 {
+        if number.is_multiple_of(2) {
             labels.insert("disk".into(), "ssd".into());
         }
-        let taint = (number % 10 == 0).then(|| "gpu=a100".parse().expect("a taint"));
+        let taint = number.is_multiple_of(10).then(|| "gpu=a100".parse().expect("a taint"));
         let node = Node {
             capacity: Resources::default()
                 .with(Resources::CPU, size * 1_000)
@@ -102,7 +102,7 @@ fn shapes(picky: bool) -> Vec<Request> {
             .with(Resources::CPU, 250 * (1 + number as u64 % 4))
             .with(Resources::MEMORY, ((1 + number as u64 % 5) * 1_000) << 28);
         let mut request = Request::new(resources, BTreeMap::new());
-        if number % 4 == 0 {
+        if number.is_multiple_of(4) {
             request.tolerations.push("gpu".parse().expect("a toleration"));
         }
         if picky {
