@@ -25,8 +25,12 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
         }
     }
     for (attempt, life) in &index.attempts {
-        let taken_back =
-            life.rest.iter().find(|step| step.entry.event == "withdrawn" && step.entry.to == "scheduled");
+        let taken_back = life.rest.iter().find(|step| {
+            // What was asked to stop and has said that it did may have run: its node was to be emptied.
+            let stopped =
+                step.entry.reason.as_deref().is_some_and(|why| why.starts_with("stopped on request"));
+            step.entry.event == "withdrawn" && step.entry.to == "scheduled" && !stopped
+        });
         if let (Some(step), Some(effect)) = (taken_back, index.effects.get(attempt)) {
             let what = format!(
                 "{}: attempt {attempt} was taken back at {} as never begun ({}), and it had begun at {}",

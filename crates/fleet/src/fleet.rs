@@ -157,6 +157,11 @@ impl Shared {
         result
     }
 
+    /// Changes when a node comes or goes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
     fn sink(&self) -> Option<&Arc<dyn ReportSink>> {
         self.sink.get()
     }

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_model::NodeId;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::fleet::Shared;
 
 const RECORD_EVERY: Duration = Duration::from_secs(5);
+/// Between two records, when nodes go.
+const SOONEST: Duration = Duration::from_secs(1);
 /// Three heartbeats of an agent.
 const HEARD_WITHIN: Duration = Duration::from_secs(15);
 
@@ -17,7 +20,18 @@ pub(crate) async fn record(fleet: Arc<Shared>) {
     let mut ticks = tokio::time::interval(RECORD_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failing = false;
-    while fleet.closing.run_until_cancelled(ticks.tick()).await.is_some() {
+    let mut links = fleet.changes();
+    loop {
+        // A node that goes is not named any longer than it has to be: others wait for that before they move its work.
+        let due = async {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = gone(&fleet, &mut links) => ticks.reset(),
+            }
+        };
+        if fleet.closing.run_until_cancelled(due).await.is_none() {
+            return;
+        }
         let nodes = heard(&fleet);
         let parts = &fleet.parts;
         let recording = parts.roster.record_presence(&parts.replica, &nodes);
@@ -31,6 +45,18 @@ pub(crate) async fn record(fleet: Arc<Shared>) {
             tracing::warn!(error, "which nodes are heard here cannot be recorded; trying again");
         }
         failing = error.is_some();
+    }
+}
+
+/// When there are fewer links than there were; at most once a second, however many nodes go.
+async fn gone(fleet: &Shared, links: &mut watch::Receiver<u64>) {
+    let before = fleet.all().len();
+    loop {
+        // The sender is in `fleet` itself.
+        links.changed().await.expect("the fleet is there");
+        if fleet.all().len() < before {
+            return tokio::time::sleep(SOONEST).await;
+        }
     }
 }
 

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Ack, AttemptId, FailReason, NodeId, Outcome, TaskEvent, TaskState};
 
+/// Why an attempt that ran was taken back: somebody asked for it, and the same try goes on elsewhere.
+const STOPPED_TO_MOVE: &str = "stopped on request, to be placed again";
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskInstance {
     pub state: TaskState,
@@ -87,6 +90,11 @@ impl TaskInstance {
         let (event, reason) = match outcome {
             Outcome::NeverStarted => {
                 return Told::applied(self.withdrawn("the attempt never started", ended_at));
+            }
+            // Asked to stop, and nobody has decided anything else about it: its node was to be emptied, or somebody
+            // more important needed the place. That is no failed try.
+            Outcome::Failed { reason: FailReason::Stopped } if self.state != TaskState::Restarting => {
+                return Told::applied(self.withdrawn(STOPPED_TO_MOVE, ended_at));
             }
             // Only what was claimed can have run.
             Outcome::Success | Outcome::Skipped if self.state == TaskState::Queued => {

@@ -160,7 +160,8 @@ impl TaskState {
 
             (S::Scheduled, E::Bind) => Ok(S::Queued),
             (S::Queued, E::Claim) => Ok(S::Running),
-            // The attempt never began: the try stays, the next placement gets a new attempt id.
+            // The attempt never began, or was stopped to make room: the try stays, the next placement gets a new
+            // attempt id.
             (S::Queued | S::Running, E::Withdraw) => Ok(S::Scheduled),
             // A task can fail before it is claimed, when it cannot even be prepared.
             (S::Queued | S::Running, E::Fail { retry: true }) => Ok(S::UpForRetry),

@@ -11,6 +11,7 @@
 mod cluster;
 mod explain;
 mod filter;
+mod holdup;
 mod reasons;
 mod score;
 
@@ -22,6 +23,7 @@ use tenure_model::{Affinity, DagId, QueueName, Resources, Taint, TaskSpec, Tenan
 pub use cluster::Cluster;
 pub use explain::{Candidate, Explanation, Rejected, Use};
 pub use filter::Rejection;
+pub use holdup::Holdup;
 pub use reasons::Unplaceable;
 pub use score::{Policy, ScoreParts, Strategy, Weights};
 

@@ -1,5 +1,6 @@
 //! Chores of the whole installation, done by one replica at a time: what is older than it should be kept is deleted,
-//! in small batches, under the fence of the controller's own scope.
+//! in small batches, under the fence of the controller's own scope; drains of nodes are seen through, each under the
+//! fence of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,8 @@ use tenure_lease::{Campaign, Candidacy, Elector, Scope, Tenure, with_causes};
 use tenure_store::{SharedStore, StoreError};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::drains;
 
 /// What the controller leads.
 pub const CONTROLLER_SCOPE: &str = "controller/leader";
@@ -88,6 +91,7 @@ async fn run(parts: ControllerParts, mut candidacy: Candidacy, stop: Cancellatio
             () = tenure.asked_back().cancelled() => {}
             () = stop.cancelled() => {}
             () = keep_house(&parts, &tenure) => {}
+            () = drains::carry_out(&parts) => {}
         }
         tenure.resign().await;
     }

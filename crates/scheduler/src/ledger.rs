@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TiKey};
-use tenure_placement::{Allowance, Cluster, Node, Policy, Request};
+use tenure_placement::{Allowance, Cluster, Holdup, Node, Policy, Request};
 use tenure_store::{Common, NodeRecord, PoolRecord, Share};
 
 use crate::dags::DagNo;
@@ -143,7 +143,7 @@ impl Ledger {
                 taints: node.taints.clone(),
                 queues: node.queues.clone(),
                 reachable: reaches(&node.node),
-                draining: node.draining,
+                draining: !node.takes_work(),
             };
             self.cluster.put(node.node.clone(), known);
         }
@@ -345,33 +345,30 @@ impl Ledger {
         }
     }
 
-    /// What a limit's waiting tasks are told.
+    /// What each of a limit's waiting tasks is told.
     pub fn explain(&self, limit: &Limit) -> String {
-        match limit {
-            Limit::Paused(_) => "their dag is paused".into(),
-            Limit::Run(_) => "their run has max_active_tasks running".into(),
-            Limit::TaskInDag(_, task) => format!("task {task} has max_active_per_dag running"),
-            Limit::TaskInRun(_, task) => format!("task {task} has max_active_per_run running"),
-            Limit::Pool(pool, slots) => match self.pools.get(pool).and_then(|slots| slots.total) {
-                Some(total) if *slots > total => {
-                    format!("pool {pool} has {total} slots, and they ask for {slots}")
-                }
-                Some(total) => format!("pool {pool} is full ({total} slots)"),
-                None => {
-                    format!("pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
-                }
-            },
+        let holdup = match limit {
+            Limit::Paused(_) => Holdup::Paused,
+            Limit::Run(_) => Holdup::Run { most: self.caps.get(limit).copied() },
+            Limit::TaskInDag(_, task) => Holdup::TaskInDag { task: task.clone() },
+            Limit::TaskInRun(_, task) => Holdup::TaskInRun { task: task.clone() },
+            Limit::Pool(pool, slots) => {
+                Holdup::pool(pool.clone(), self.pools.get(pool).and_then(|slots| slots.total), *slots)
+            }
             Limit::Capacity(shape) => match self.cluster.refusal(&self.shapes[shape.0 as usize]) {
-                Some(unplaceable) => unplaceable.to_string(),
-                None => "a node has room again".into(),
+                Some(unplaceable) => Holdup::Nowhere(unplaceable),
+                None => return "a node has room again".into(),
             },
-            Limit::BetterNode(ti) => match self.asked.get(ti) {
-                Some(Asked { node, .. }) => {
-                    format!("a share of {node}, which suits them better, is being asked for")
-                }
-                None => "a share of a better node has been asked for".into(),
-            },
-        }
+            Limit::BetterNode(ti) => {
+                return match self.asked.get(ti) {
+                    Some(Asked { node, .. }) => {
+                        format!("a share of {node}, which suits it better, is being asked for")
+                    }
+                    None => "a share of a better node has been asked for".into(),
+                };
+            }
+        };
+        holdup.to_string()
     }
 
     fn blocked(&mut self, wish: &Wish) -> Option<Limit> {

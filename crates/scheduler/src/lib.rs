@@ -10,7 +10,9 @@
 mod changes;
 mod controller;
 mod dags;
+mod departures;
 mod desk;
+mod drains;
 mod inbox;
 mod ledger;
 mod metrics;

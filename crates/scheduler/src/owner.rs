@@ -20,6 +20,7 @@ use tenure_store::{
 use tokio::sync::watch;
 
 use crate::dags::{DagBook, DagNo, SchedulePlan, TenantNo};
+use crate::departures::Departures;
 use crate::inbox::{Envelope, ReportInbox};
 use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
@@ -107,6 +108,7 @@ pub(crate) struct ShardOwner {
     pub(crate) doubted: Vec<Envelope>,
     pub(crate) trades: Trades,
     pub(crate) watch: NodeWatch,
+    pub(crate) departures: Departures,
     /// Nodes that came or went since the last look.
     links: watch::Receiver<u64>,
     pub(crate) carried: Carried,
@@ -209,6 +211,7 @@ impl ShardOwner {
             doubted: vec![],
             trades: Trades::default(),
             watch: NodeWatch::since(boottime),
+            departures: Departures::default(),
             links,
             carried,
         };
@@ -420,6 +423,7 @@ impl ShardOwner {
 
     /// Pools and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
     pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
+        self.departures.set_drains(nodes);
         let executor = self.deps.dispatch.executor();
         self.ledger.set_limits(pools, nodes, |node| executor.link(node).is_some());
     }

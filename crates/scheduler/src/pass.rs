@@ -68,6 +68,7 @@ impl ShardOwner {
         if look {
             self.meet_nodes();
             self.reap_silent(now).await?;
+            self.leave_nodes(&mut builder, now).await?;
             self.reap_orphans(now).await?;
         }
         self.withdraw_unclaimed(&mut builder, now);

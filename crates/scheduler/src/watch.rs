@@ -33,6 +33,16 @@ impl NodeWatch {
         Self { since: now, last_look: now, met: BTreeMap::new() }
     }
 
+    /// Since when this owner has been watching without a break.
+    pub fn watching_since(&self) -> BootTime {
+        self.since
+    }
+
+    /// This owner has had a link to the node.
+    pub fn has_met(&self, node: &NodeId) -> bool {
+        self.met.contains_key(node)
+    }
+
     /// A process that was frozen or starved has heard nobody, which says nothing about them.
     fn look(&mut self, now: BootTime, at_most: Duration) {
         if now.saturating_since(self.last_look) > at_most {
@@ -164,11 +174,11 @@ impl ShardOwner {
 
     /// Attempts that began on the node and have not ended. A queued one may still be on its way there; its claim's
     /// deadline looks after it.
-    fn running_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
+    pub fn running_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
         self.bound_on(node, |state| matches!(state, TaskState::Running | TaskState::Restarting))
     }
 
-    fn queued_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
+    pub fn queued_on(&self, node: &NodeId) -> Vec<(TiKey, AttemptId)> {
         self.bound_on(node, |state| state == TaskState::Queued)
     }
 

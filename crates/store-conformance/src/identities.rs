@@ -69,7 +69,7 @@ async fn register(world: &World, node: &str) {
 async fn listed(world: &World) -> Vec<(String, bool)> {
     let nodes = world.store.list_nodes().await.expect("listed");
     assert_eq!(world.store.nodes().await.expect("read"), nodes, "schedulers and screens see the same");
-    nodes.into_iter().map(|node| (node.node.to_string(), node.draining)).collect()
+    nodes.into_iter().map(|node| (node.node.to_string(), !node.takes_work())).collect()
 }
 
 pub async fn a_join_token_gives_an_identity_and_is_used_up(fresh: Fresh) {

@@ -9,6 +9,7 @@ mod harness;
 pub mod alone;
 pub mod attention;
 pub mod chores;
+pub mod drains;
 pub mod edits;
 pub mod identities;
 pub mod orphans;
@@ -214,6 +215,14 @@ macro_rules! exercise {
                 a_removed_node_is_refused_with_all_its_identities,
                 a_removed_node_is_listed_while_it_holds_something,
             ],
+            drains: [
+                a_drain_is_kept_and_asking_again_moves_its_deadline,
+                drains_concern_every_shard_and_are_audited,
+                only_the_holder_of_its_scope_moves_a_drain_on,
+                what_is_bound_is_counted_by_node_task_and_state,
+                how_busy_dags_are_is_told_for_those_that_exist,
+                who_hears_whom_is_listed,
+            ],
             chores: [
                 only_the_leader_of_the_controller_does_chores,
                 an_old_run_goes_with_all_it_had_but_its_audit,
@@ -244,6 +253,7 @@ mod tests {
             include_str!("alone.rs"),
             include_str!("attention.rs"),
             include_str!("chores.rs"),
+            include_str!("drains.rs"),
             include_str!("edits.rs"),
             include_str!("identities.rs"),
             include_str!("orphans.rs"),

@@ -179,7 +179,7 @@ pub async fn nodes_reappear_with_what_they_have(fresh: Fresh) {
         ..NodeRegistration::new(NODE.into(), Resources::default().with(Resources::CPU, cpu), "0.1.0")
     };
     let first = world.store.register_node(&node(1_000), now()).await.expect("registered");
-    assert_eq!((first.capacity.get(Resources::CPU), first.draining), (1_000, false));
+    assert_eq!((first.capacity.get(Resources::CPU), first.drain), (1_000, None));
     let at = now();
     let again = world.store.register_node(&node(2_000), at).await.expect("registered");
     assert_eq!((again.capacity.get(Resources::CPU), again.registered_at), (2_000, at));

@@ -5,10 +5,12 @@ use async_trait::async_trait;
 use futures::try_join;
 use jiff::Timestamp;
 use tenure_lease::EpochGuard;
-use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, StoreError};
+use tenure_model::NodeId;
+use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreError, drain_scope};
 use tokio_postgres::types::ToSql;
 
 use crate::fence::FENCE;
+use crate::intent::fleet;
 use crate::rows;
 use crate::session::{READ_WRITE, Session};
 use crate::{PostgresStore, batch};
@@ -81,6 +83,23 @@ impl ChoreStore for PostgresStore {
         session.finish(outcome).await
     }
 
+    async fn advance_drain(
+        &self,
+        guard: &EpochGuard<'_>,
+        node: &NodeId,
+        since: Timestamp,
+        to: DrainStage,
+    ) -> Result<bool, StoreError> {
+        let (scope, wanted) = (guard.scope(), drain_scope(node));
+        if *scope != wanted {
+            let text = format!("{scope} has no authority over the drain of {node}; {wanted} has");
+            return Err(StoreError::Conflict(text));
+        }
+        let deed = self.deed_on(self.fenced(guard, "moving a drain on").await?);
+        let outcome = fleet::advance_drain(&deed, node, since, to).await;
+        self.done(deed, outcome).await
+    }
+
     async fn delete_old_members(
         &self,
         guard: &EpochGuard<'_>,
@@ -102,9 +121,14 @@ impl PostgresStore {
                 "chores are for whoever leads {CONTROLLER_SCOPE}, not for {scope}"
             )));
         }
+        self.fenced(guard, doing).await
+    }
+
+    /// A transaction that has passed the fence of the guard's scope, whatever that is.
+    async fn fenced(&self, guard: &EpochGuard<'_>, doing: &'static str) -> Result<Session, StoreError> {
         let session = Session::borrow(&self.pool, doing).await?;
         session.prepare(&[FENCE]).await?;
-        let scope: [&(dyn ToSql + Sync); 1] = [&scope];
+        let scope: [&(dyn ToSql + Sync); 1] = [&guard.scope().as_str()];
         let (_, fence) = try_join!(session.batch(READ_WRITE), session.rows(FENCE, &scope))?;
         match self.check_fence(&fence, guard) {
             Ok(()) => Ok(session),

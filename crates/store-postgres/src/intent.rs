@@ -3,14 +3,14 @@
 
 mod dags;
 mod edits;
-mod fleet;
+pub(crate) mod fleet;
 mod reports;
 mod runs;
 mod tokens;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, NewRun, PoolName, Report, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
     NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
@@ -102,6 +102,23 @@ impl IntentStore for PostgresStore {
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError> {
         let deed = self.deed("registering a node").await?;
         let outcome = fleet::register_node(&deed, node, at).await;
+        self.done(deed, outcome).await
+    }
+
+    async fn drain_node(
+        &self,
+        trigger: &Trigger,
+        node: &NodeId,
+        deadline: Timestamp,
+    ) -> Result<NodeRecord, StoreError> {
+        let deed = self.deed("draining a node").await?;
+        let outcome = fleet::drain_node(&deed, trigger, node, deadline).await;
+        self.done(deed, outcome).await
+    }
+
+    async fn undrain_node(&self, trigger: &Trigger, node: &NodeId) -> Result<NodeRecord, StoreError> {
+        let deed = self.deed("undraining a node").await?;
+        let outcome = fleet::undrain_node(&deed, trigger, node).await;
         self.done(deed, outcome).await
     }
 

@@ -54,6 +54,11 @@ impl<'a> Cells<'a> {
         serde_json::from_str(self.take()?).map_err(|error| errors::corrupt(what, error))
     }
 
+    pub(crate) fn optional_json<T: DeserializeOwned>(&mut self, what: &str) -> Result<Option<T>, StoreError> {
+        let text = self.take::<Option<&str>>()?;
+        text.map(|text| serde_json::from_str(text).map_err(|error| errors::corrupt(what, error))).transpose()
+    }
+
     /// Counts and numbers are never negative; Postgres has no unsigned integers.
     pub(crate) fn number<N: TryFrom<i32>>(&mut self) -> Result<N, StoreError>
     where
@@ -342,7 +347,7 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, StoreError> {
 
 macro_rules! node_columns {
     () => {
-        "node, capacity, labels, taints, queues, version, registered_at, draining OR removed_at IS NOT NULL"
+        "node, capacity, labels, taints, queues, version, registered_at, drain, removed_at IS NOT NULL"
     };
 }
 pub(crate) use node_columns;
@@ -378,7 +383,8 @@ pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, StoreError> {
         queues: cells.json("the queues of a node")?,
         version: cells.take()?,
         registered_at: cells.take()?,
-        draining: cells.take()?,
+        drain: cells.optional_json("the drain of a node")?,
+        removed: cells.take()?,
     })
 }
 

@@ -2,16 +2,19 @@
 
 mod listing;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use serde_json::Value;
-use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
+use tenure_model::{DagId, RunId, TaskId, TaskState, TenantId, TiKey};
 use tenure_store::{
-    AuditQuery, AuditView, DagQuery, DagView, NodeRecord, Page, Paging, PoolRecord, RunQuery, RunView,
-    StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
+    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
 };
 use tokio_postgres::types::Type;
 
 use crate::PostgresStore;
+use crate::presence;
 use crate::rows;
 use crate::session::{Params, Session};
 use listing::Listing;
@@ -46,6 +49,21 @@ const LIST_TRIES: &str = concat!(
                 AND x.map_index = t.map_index AND x.try_number = t.try_number)
     ) AS every_try ORDER BY try_number"
 );
+/// Unfinished runs have an index of their own: history is not passed by.
+pub(crate) const OCCUPANCY: &str = "SELECT t.node, r.tenant, r.dag_id, r.version, t.task_id, t.state, count(*)::integer
+    FROM runs r JOIN task_instances t ON t.run = r.key
+    WHERE r.state IN ('queued', 'running') AND t.state IN ('queued', 'running', 'restarting') AND t.node IS NOT NULL
+    GROUP BY 1, 2, 3, 4, 5, 6 ORDER BY 1, 2, 3, 4, 5, 6";
+const WAITING: &str = "SELECT r.tenant, r.dag_id, r.version, t.task_id, count(*)::integer
+    FROM runs r JOIN task_instances t ON t.run = r.key
+    WHERE r.state = 'running' AND t.state = 'scheduled'
+    GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4";
+const ACTIVITY: &str = "SELECT d.tenant, d.dag_id, d.paused, coalesce(a.running, 0)::integer
+    FROM dags d JOIN unnest($1::text[], $2::text[]) AS w(tenant, dag_id)
+        ON w.tenant = d.tenant AND w.dag_id = d.dag_id
+    LEFT JOIN (SELECT r.tenant, r.dag_id, count(*) AS running FROM runs r WHERE r.state = 'running' GROUP BY 1, 2) AS a
+        ON a.tenant = d.tenant AND a.dag_id = d.dag_id
+    ORDER BY 1, 2";
 const GET_RESULT: &str = "SELECT value FROM results WHERE run = $1 AND task_no = $2 AND map_index = $3";
 
 #[async_trait]
@@ -165,6 +183,14 @@ impl Views for PostgresStore {
         }
         listing.any_of("t.state", &query.states);
         listing.any_of("t.pool", &query.pools);
+        if let Some(node) = &query.bound_to {
+            // Unfinished runs have an index of their own.
+            listing.equal(
+                "r.state IN ('queued', 'running') AND t.state IN ('queued', 'running', 'restarting') AND t.node",
+                node.to_string(),
+                Type::TEXT,
+            );
+        }
         let natural = ["t.run", "t.task_no", "t.map_index"];
         listing.order(
             &query.paging,
@@ -223,6 +249,49 @@ impl Views for PostgresStore {
 
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
         rows::all(&self.read("listing nodes", rows::NODES, &[]).await?, rows::node)
+    }
+
+    async fn occupancy(&self) -> Result<Vec<Occupancy>, StoreError> {
+        rows::all(&self.read("counting what is bound", OCCUPANCY, &[]).await?, |cells| {
+            Ok(Occupancy {
+                node: cells.text()?,
+                tenant: cells.text()?,
+                dag: cells.text()?,
+                version: cells.number()?,
+                task: cells.text()?,
+                state: cells.parsed("the state of a task instance", TaskState::parse)?,
+                count: cells.number()?,
+            })
+        })
+    }
+
+    async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
+        rows::all(&self.read("counting what waits", WAITING, &[]).await?, |cells| {
+            Ok(Waiting {
+                tenant: cells.text()?,
+                dag: cells.text()?,
+                version: cells.number()?,
+                task: cells.text()?,
+                count: cells.number()?,
+            })
+        })
+    }
+
+    async fn dag_activity(&self, dags: &[(TenantId, DagId)]) -> Result<Vec<DagActivity>, StoreError> {
+        let tenants: Vec<&str> = dags.iter().map(|(tenant, _)| tenant.as_str()).collect();
+        let names: Vec<&str> = dags.iter().map(|(_, dag)| dag.as_str()).collect();
+        rows::all(&self.read("looking at how busy dags are", ACTIVITY, &[&tenants, &names]).await?, |cells| {
+            Ok(DagActivity {
+                tenant: cells.text()?,
+                dag: cells.text()?,
+                paused: cells.take()?,
+                running_runs: cells.number()?,
+            })
+        })
+    }
+
+    async fn list_presence(&self, within: Duration) -> Result<Vec<PresenceView>, StoreError> {
+        presence::list(&self.pool, within).await
     }
 }
 

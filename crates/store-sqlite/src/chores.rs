@@ -4,14 +4,15 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
 use tenure_lease::{EpochGuard, MEMBERS};
-use tenure_model::{RunId, RunKey, RunState, TenantId};
-use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, StoreError};
+use tenure_model::{NodeId, RunId, RunKey, RunState, TenantId};
+use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreError};
 
 use crate::errors::Fail;
 use crate::leases::{Authority, check_fence};
 use crate::rows::{At, all};
 use crate::trail::{self, By};
-use crate::{Office, SqliteStore};
+use crate::writer::Tx;
+use crate::{Office, SqliteStore, limits};
 
 #[async_trait]
 impl ChoreStore for SqliteStore {
@@ -36,6 +37,20 @@ impl ChoreStore for SqliteStore {
         let authority = Authority::from(guard);
         self.write("forgetting old audit rows", move |tx, _| delete_audit(tx, &authority, before, limit))
             .await
+    }
+
+    async fn advance_drain(
+        &self,
+        guard: &EpochGuard<'_>,
+        node: &NodeId,
+        since: Timestamp,
+        to: DrainStage,
+    ) -> Result<bool, StoreError> {
+        let (authority, node) = (Authority::from(guard), node.clone());
+        let work = move |tx: &Tx<'_>, office: &Office| {
+            limits::advance_drain(tx, office, &authority, &node, since, to)
+        };
+        self.write("moving a drain on", work).await
     }
 
     async fn delete_old_members(

@@ -2,14 +2,15 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, NewRun, PoolName, Report, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
     NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
 };
 
 use crate::rows::kept;
-use crate::{SqliteStore, edits, limits, registration, reports, runs};
+use crate::writer::Tx;
+use crate::{Office, SqliteStore, edits, limits, registration, reports, runs};
 
 #[async_trait]
 impl IntentStore for SqliteStore {
@@ -91,6 +92,24 @@ impl IntentStore for SqliteStore {
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError> {
         let (node, at) = (node.clone(), kept(at));
         self.write("registering a node", move |tx, office| limits::register_node(tx, office, &node, at)).await
+    }
+
+    async fn drain_node(
+        &self,
+        trigger: &Trigger,
+        node: &NodeId,
+        deadline: Timestamp,
+    ) -> Result<NodeRecord, StoreError> {
+        let (trigger, node) = (kept_trigger(trigger), node.clone());
+        let work =
+            move |tx: &Tx<'_>, office: &Office| limits::drain_node(tx, office, &trigger, &node, deadline);
+        self.write("draining a node", work).await
+    }
+
+    async fn undrain_node(&self, trigger: &Trigger, node: &NodeId) -> Result<NodeRecord, StoreError> {
+        let (trigger, node) = (kept_trigger(trigger), node.clone());
+        self.write("undraining a node", move |tx, office| limits::undrain_node(tx, office, &trigger, &node))
+            .await
     }
 
     async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError> {

@@ -2,12 +2,15 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
-use tenure_model::PoolName;
-use tenure_store::{Attention, NodeRecord, NodeRegistration, PoolRecord, Trigger};
+use tenure_model::{NodeId, PoolName};
+use tenure_store::{
+    Attention, AuditEntry, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Trigger, drain_scope,
+};
 
 use crate::Office;
 use crate::errors::Fail;
 use crate::identities::held;
+use crate::leases::{Authority, check_fence};
 use crate::rows::{At, all, node, node_columns, one, pool};
 use crate::trail::{self, By};
 use crate::writer::Tx;
@@ -116,4 +119,76 @@ pub(crate) fn register_node(
         trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
     }
     Ok(record.expect("an upsert returns its row"))
+}
+
+fn node_named(tx: &Tx<'_>, name: &NodeId) -> Result<NodeRecord, Fail> {
+    let mut select = tx.prepare_cached(concat!("SELECT ", node_columns!(), " FROM nodes WHERE node = ?1"))?;
+    one(&mut select, [name.as_str()], node)?
+        .ok_or_else(|| Fail::not_found(format!("there is no node {name}")))
+}
+
+/// `draining` is kept for releases that know nothing more about it.
+fn put_drain(tx: &Tx<'_>, office: &Office, name: &NodeId, drain: Option<&Drain>) -> Result<(), Fail> {
+    let text = drain.map(|drain| serde_json::to_string(drain).expect("a drain is plain data"));
+    let mut update =
+        tx.prepare_cached("UPDATE nodes SET drain = ?2, draining = ?2 IS NOT NULL WHERE node = ?1")?;
+    update.execute(params![name.as_str(), text])?;
+    trail::attention_everywhere(tx, office.shards, &Attention::Limits)
+}
+
+pub(crate) fn drain_node(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    name: &NodeId,
+    deadline: Timestamp,
+) -> Result<NodeRecord, Fail> {
+    let mut record = node_named(tx, name)?;
+    record.drain = Some(Drain::asked(record.drain.as_ref(), deadline, &trigger.actor, trigger.at));
+    put_drain(tx, office, name, record.drain.as_ref())?;
+    let entry = AuditEntry {
+        node: Some(name.clone()),
+        reason: Some(format!("until {deadline}")),
+        ..trail::entry("node_drained", "", "draining")
+    };
+    trail::audit(tx, By::user(trigger), None, None, &[entry])?;
+    Ok(record)
+}
+
+pub(crate) fn undrain_node(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    name: &NodeId,
+) -> Result<NodeRecord, Fail> {
+    let mut record = node_named(tx, name)?;
+    if record.drain.take().is_some() {
+        put_drain(tx, office, name, None)?;
+        let entry = AuditEntry { node: Some(name.clone()), ..trail::entry("node_undrained", "draining", "") };
+        trail::audit(tx, By::user(trigger), None, None, &[entry])?;
+    }
+    Ok(record)
+}
+
+pub(crate) fn advance_drain(
+    tx: &Tx<'_>,
+    office: &Office,
+    authority: &Authority,
+    name: &NodeId,
+    since: Timestamp,
+    to: DrainStage,
+) -> Result<bool, Fail> {
+    let (scope, wanted) = (authority.scope.as_str(), drain_scope(name));
+    if scope != wanted.as_str() {
+        return Err(Fail::conflict(format!(
+            "{scope} has no authority over the drain of {name}; {wanted} has"
+        )));
+    }
+    check_fence(tx, authority)?;
+    let mut select = tx.prepare_cached("SELECT drain FROM nodes WHERE node = ?1")?;
+    let drain: Option<Option<Drain>> =
+        one(&mut select, [name.as_str()], |cells| cells.optional_json("the drain of a node"))?;
+    let Some(next) = drain.flatten().and_then(|drain| drain.advanced(since, to)) else { return Ok(false) };
+    put_drain(tx, office, name, Some(&next))?;
+    Ok(true)
 }

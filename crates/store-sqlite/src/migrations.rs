@@ -7,7 +7,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// In order; a released step is never edited, the next one is appended.
-const STEPS: [&str; 5] = [
+const STEPS: [&str; 6] = [
     include_str!("../migrations/0001_initial.sql"),
     concat!(
         include_str!("../migrations/0002_set_fences_aside.sql"),
@@ -17,6 +17,7 @@ const STEPS: [&str; 5] = [
     include_str!("../migrations/0003_shards.sql"),
     include_str!("../migrations/0004_taints.sql"),
     include_str!("../migrations/0005_identities.sql"),
+    include_str!("../migrations/0006_drain.sql"),
 ];
 /// The same for a file that holds nothing but leases.
 const LEASE_STEPS: [&str; 1] = [include_str!("../migrations/leases_0001.sql")];

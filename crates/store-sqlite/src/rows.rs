@@ -66,6 +66,11 @@ impl<'a> Cells<'a> {
         serde_json::from_str(self.str()?).map_err(|error| Fail::corrupt(what, error))
     }
 
+    pub(crate) fn optional_json<T: DeserializeOwned>(&mut self, what: &str) -> Result<Option<T>, Fail> {
+        let text = self.borrowed()?.as_str_or_null().map_err(|error| Fail::corrupt("a text", error))?;
+        text.map(|text| serde_json::from_str(text).map_err(|error| Fail::corrupt(what, error))).transpose()
+    }
+
     fn parsed<T>(&mut self, what: &str, parse: fn(&str) -> Option<T>) -> Result<T, Fail> {
         let text = self.str()?;
         parse(text).ok_or_else(|| Fail::corrupt(what, format!("{text:?} is unknown to this release")))
@@ -376,7 +381,7 @@ pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, Fail> {
 
 macro_rules! node_columns {
     () => {
-        "node, capacity, labels, taints, queues, version, registered_at, draining OR removed_at IS NOT NULL"
+        "node, capacity, labels, taints, queues, version, registered_at, drain, removed_at IS NOT NULL"
     };
 }
 pub(crate) use node_columns;
@@ -390,6 +395,7 @@ pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, Fail> {
         queues: cells.json("the queues of a node")?,
         version: cells.take()?,
         registered_at: cells.instant()?,
-        draining: cells.take()?,
+        drain: cells.optional_json("the drain of a node")?,
+        removed: cells.take()?,
     })
 }

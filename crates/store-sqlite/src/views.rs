@@ -2,16 +2,19 @@
 
 mod audit;
 mod dags;
+mod nodes;
 mod query;
 mod runs;
 mod tis;
+
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
 use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
 use tenure_store::{
-    AuditQuery, AuditView, DagQuery, DagView, NodeRecord, Page, Paging, PoolRecord, RunQuery, RunView,
-    StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
+    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
 };
 
 use crate::{SqliteStore, limits};
@@ -100,5 +103,22 @@ impl Views for SqliteStore {
 
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
         self.read("listing nodes", |conn, _| limits::nodes(conn)).await
+    }
+
+    async fn occupancy(&self) -> Result<Vec<Occupancy>, StoreError> {
+        self.read("counting what is bound", |conn, _| nodes::occupancy(conn)).await
+    }
+
+    async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
+        self.read("counting what waits", |conn, _| nodes::waiting(conn)).await
+    }
+
+    async fn dag_activity(&self, dags: &[(TenantId, DagId)]) -> Result<Vec<DagActivity>, StoreError> {
+        let dags = dags.to_vec();
+        self.read("looking at how busy dags are", move |conn, _| nodes::activity(conn, &dags)).await
+    }
+
+    async fn list_presence(&self, within: Duration) -> Result<Vec<PresenceView>, StoreError> {
+        self.read("listing presence", move |conn, office| nodes::presence(conn, office, within)).await
     }
 }

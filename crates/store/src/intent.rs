@@ -13,7 +13,7 @@ use tenure_model::{
     TaskId, TenantId,
 };
 
-use crate::{RunHeader, RunView, StoreError, TiView, VersionView};
+use crate::{Drain, DrainStage, RunHeader, RunView, StoreError, TiView, VersionView};
 
 #[async_trait]
 pub trait IntentStore: Send + Sync {
@@ -64,6 +64,18 @@ pub trait IntentStore: Send + Sync {
     /// A node (re)appears with what it has. Nothing new about it disturbs nobody.
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError>;
 
+    /// From now on the node gets nothing new; what runs there may finish until `deadline`. Asked for again, the drain
+    /// that is going on gets the new deadline.
+    async fn drain_node(
+        &self,
+        trigger: &Trigger,
+        node: &NodeId,
+        deadline: Timestamp,
+    ) -> Result<NodeRecord, StoreError>;
+
+    /// The node takes work again. One that is not being drained stays as it is.
+    async fn undrain_node(&self, trigger: &Trigger, node: &NodeId) -> Result<NodeRecord, StoreError>;
+
     /// What agents say, for whoever owns the run: each report is guarded by its attempt id and answered by itself,
     /// in order. The owner gets attention, and a plan that it made meanwhile becomes a conflict.
     async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError>;
@@ -75,7 +87,8 @@ pub trait IntentStore: Send + Sync {
 /// The scope whose leader does the chores.
 pub const CONTROLLER_SCOPE: &str = "controller/leader";
 
-/// Chores for the whole database, for whoever leads [`CONTROLLER_SCOPE`]; any other authority is a conflict.
+/// Chores for the whole database, for whoever leads [`CONTROLLER_SCOPE`] (or what the verb names); any other authority
+/// is a conflict.
 #[async_trait]
 pub trait ChoreStore: Send + Sync {
     /// Forgets runs that finished before `before`, with all that belongs to them but their audit, at most `limit` of
@@ -95,6 +108,17 @@ pub trait ChoreStore: Send + Sync {
         before: Timestamp,
         limit: u32,
     ) -> Result<u64, StoreError>;
+
+    /// Moves the drain of a node that began at `since` on to a later stage, under the lease of
+    /// [`drain_scope`](crate::drain_scope) and no other. Every shard gets attention. `false`: the node is gone, is no
+    /// longer being drained, or has come that far.
+    async fn advance_drain(
+        &self,
+        guard: &EpochGuard<'_>,
+        node: &NodeId,
+        since: Timestamp,
+        to: DrainStage,
+    ) -> Result<bool, StoreError>;
 
     /// Forgets leases, ended terms, and presence rows that ran out before `before` and that nobody can still need:
     /// numbered seats of members that are gone, replicas that no longer report. Fences stay for ever.
@@ -235,6 +259,17 @@ pub struct NodeRecord {
     pub taints: BTreeSet<Taint>,
     pub queues: BTreeSet<QueueName>,
     pub version: String,
+    /// When its agent last came to some replica.
     pub registered_at: Timestamp,
-    pub draining: bool,
+    /// An operator empties it.
+    pub drain: Option<Drain>,
+    /// It is no longer a node, and is here because it still holds something.
+    pub removed: bool,
+}
+
+impl NodeRecord {
+    /// Whether anything new may go there.
+    pub fn takes_work(&self) -> bool {
+        self.drain.is_none() && !self.removed
+    }
 }

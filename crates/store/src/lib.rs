@@ -12,6 +12,7 @@
 //! plan again.
 
 mod derived;
+mod drain;
 pub mod edit;
 mod error;
 mod identity;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use tenure_lease::{FenceStore, LeaseStore};
 
 pub use derived::{next_tick, request_fingerprint};
+pub use drain::{Drain, DrainStage, drain_scope};
 pub use edit::RunEdit;
 pub use error::{BoxError, StoreError};
 pub use identity::{
@@ -43,8 +45,8 @@ pub use scheduling::{
 };
 pub use specs::SpecCache;
 pub use views::{
-    AuditQuery, AuditView, DagQuery, DagView, Page, Paging, RunQuery, RunView, TiQuery, TiView, TryView,
-    VersionView, Views,
+    AuditQuery, AuditView, DagActivity, DagQuery, DagView, Occupancy, Page, Paging, PresenceView, RunQuery,
+    RunView, TiQuery, TiView, TryView, VersionView, Views, Waiting,
 };
 
 /// A whole state database.

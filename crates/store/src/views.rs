@@ -1,14 +1,15 @@
 //! Reads for screens: filtered, ordered, paged. Nothing here decides anything.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tenure_model::{
-    DagId, DagSpec, DataInterval, RunId, RunKey, RunState, RunType, ShardId, TaskId, TaskInstance, TaskNo,
-    TaskState, TenantId, TiKey, VersionHash,
+    DagId, DagSpec, DataInterval, NodeId, RunId, RunKey, RunState, RunType, ShardId, TaskId, TaskInstance,
+    TaskNo, TaskState, TenantId, TiKey, VersionHash,
 };
 
 use crate::{AuditEntry, NodeRecord, PoolRecord, StoreError};
@@ -61,6 +62,20 @@ pub trait Views: Send + Sync {
 
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError>;
+
+    /// What is bound to nodes now, of all tenants, counted by node, task and state. Costs what is active, not what
+    /// has finished.
+    async fn occupancy(&self) -> Result<Vec<Occupancy>, StoreError>;
+
+    /// Tasks that are ready and have no place yet, of all tenants, counted by task. Costs what waits.
+    async fn waiting(&self) -> Result<Vec<Waiting>, StoreError>;
+
+    /// How busy these dags are, in the order of their names. Those that are gone are left out. Costs what is active.
+    async fn dag_activity(&self, dags: &[(TenantId, DagId)]) -> Result<Vec<DagActivity>, StoreError>;
+
+    /// Which nodes each replica hears from, of those replicas that have said so within this time, by the database's
+    /// clock.
+    async fn list_presence(&self, within: Duration) -> Result<Vec<PresenceView>, StoreError>;
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -201,6 +216,8 @@ pub struct TiQuery {
     /// `TaskState::None` among them asks for untouched ones.
     pub states: Vec<TaskState>,
     pub pools: Vec<String>,
+    /// Only what is bound to this node now. Costs what is active.
+    pub bound_to: Option<NodeId>,
     /// Orders by `id` (run, then position in the dag; default), `task_id`, `state`, `start_date`, `end_date`.
     pub paging: Paging,
 }
@@ -215,6 +232,7 @@ impl TiQuery {
             map_index: None,
             states: vec![],
             pools: vec![],
+            bound_to: None,
             paging: Paging::default(),
         }
     }
@@ -232,6 +250,47 @@ pub struct TiView {
     pub task_no: TaskNo,
     pub pool: String,
     pub instance: TaskInstance,
+}
+
+/// Attempts of one task that are in one state on one node, over all runs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Occupancy {
+    pub node: NodeId,
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub version: u32,
+    pub task: TaskId,
+    /// `queued`, `running` or `restarting`.
+    pub state: TaskState,
+    pub count: u32,
+}
+
+/// Task instances of one task that are `scheduled`, over all runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub version: u32,
+    pub task: TaskId,
+    pub count: u32,
+}
+
+/// What decides whether a dag's next run begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DagActivity {
+    pub tenant: TenantId,
+    pub dag: DagId,
+    pub paused: bool,
+    pub running_runs: u32,
+}
+
+/// What one replica hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresenceView {
+    pub replica: String,
+    /// When it last said so.
+    pub at: Timestamp,
+    pub nodes: Vec<NodeId>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -276,6 +276,7 @@ fn query(state: &ApiState, pool: &PoolRecord, states: &[TaskState], offset: u32,
         map_index: None,
         states: states.to_vec(),
         pools: vec![pool.name.to_string()],
+        bound_to: None,
         paging: Paging { limit, offset, order_by: None },
     }
 }

@@ -127,6 +127,7 @@ pub async fn list(
         map_index: query.map_index,
         states: query.state.into_iter().map(TaskState::from).collect(),
         pools: query.pool,
+        bound_to: None,
         paging: paging(query.limit, query.offset, &query.order_by, ORDERS)?,
     };
     let page = state.store.list_tis(&query).await?;

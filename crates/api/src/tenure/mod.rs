@@ -1,6 +1,7 @@
 //! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes.
 
 mod dags;
+mod nodes;
 mod progress;
 
 use axum::Json;
@@ -8,7 +9,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tenure_model::{DagId, RunId};
-use tenure_store::{AuditQuery, AuditView, NodeRecord};
+use tenure_store::{AuditQuery, AuditView};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -24,7 +25,10 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(dags::errors))
         .routes(routes!(progress::progress))
         .routes(routes!(audit))
-        .routes(routes!(nodes))
+        .routes(routes!(nodes::list))
+        .routes(routes!(nodes::show))
+        .routes(routes!(nodes::drain))
+        .routes(routes!(nodes::undrain))
         .routes(routes!(info))
 }
 
@@ -65,21 +69,6 @@ pub async fn audit(
     };
     let page = state.store.list_audit(&query).await?;
     Ok(Json(AuditTrail { audit: page.items, total_entries: page.total }))
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub struct Nodes {
-    /// Capacities count thousandths of a unit.
-    #[schema(value_type = Vec<Object>)]
-    nodes: Vec<NodeRecord>,
-    total_entries: u64,
-}
-
-/// The machines that have an agent, and what they have to offer.
-#[utoipa::path(get, path = "/api/tenure/nodes", tag = "cluster", responses((status = 200, body = Nodes), Refusals))]
-pub async fn nodes(State(state): State<ApiState>) -> ApiResult<Json<Nodes>> {
-    let nodes = state.store.list_nodes().await?;
-    Ok(Json(Nodes { total_entries: nodes.len() as u64, nodes }))
 }
 
 /// This server: its version, where its data is, how it was started.

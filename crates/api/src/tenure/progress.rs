@@ -10,7 +10,8 @@ use axum::Json;
 use axum::extract::State;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tenure_model::{DagId, ShardId, duration};
+use tenure_model::{DagId, RunKey, ShardId, TiKey, duration};
+use tenure_outlook::Reasons;
 use tenure_store::{CachedTi, RunSnapshot, RunView};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -42,6 +43,9 @@ pub struct ProgressPath {
 pub struct ProgressQuery {
     /// Answer when the run has moved on from this revision; at once without it.
     after_revision: Option<i64>,
+    /// Also say why tasks wait that have not begun, as far as can be told from the database now. It costs a few reads
+    /// more, so ask for it when somebody reads the answer.
+    reasons: Option<bool>,
     /// For how long to wait for that, `20s` at most 25s; what is there is the answer then.
     wait: Option<String>,
 }
@@ -55,7 +59,7 @@ pub struct Progress {
     finished: bool,
     started_at: Option<Timestamp>,
     ended_at: Option<Timestamp>,
-    /// Why it failed, where that is not a failed task.
+    /// Why it failed, where that is not a failed task; with `reasons`, also why it has not begun.
     reason: Option<String>,
     /// Send it back as `after_revision`.
     revision: i64,
@@ -103,7 +107,13 @@ pub async fn progress(
         let news = query.after_revision.is_none_or(|seen| snapshot.header.revision != seen);
         let over = deadline.is_elapsed() || stopping.is_cancelled();
         if consistent && (news || over) {
-            return Ok(Json(Progress::of(&run, &snapshot)));
+            let reasons = match query.reasons.unwrap_or(false) {
+                true => {
+                    Reasons::of(&*state.store, std::slice::from_ref(&snapshot), state.clock.now()).await?
+                }
+                false => Reasons::default(),
+            };
+            return Ok(Json(Progress::of(&run, &snapshot, &reasons)));
         }
         let pause = SHORTEST_PAUSE.max(PAUSE_PER_TASK * snapshot.tis.len() as u32);
         tokio::select! {
@@ -153,7 +163,7 @@ impl Hints {
 }
 
 impl Progress {
-    fn of(run: &RunView, snapshot: &RunSnapshot) -> Self {
+    fn of(run: &RunView, snapshot: &RunSnapshot, reasons: &Reasons) -> Self {
         let mut tis: Vec<&CachedTi> = snapshot.tis.iter().collect();
         tis.sort_by_key(|ti| (ti.task, ti.map_index));
         Self {
@@ -163,16 +173,17 @@ impl Progress {
             finished: run.state.is_finished(),
             started_at: run.started_at,
             ended_at: run.ended_at,
-            reason: run.reason.clone(),
+            reason: run.reason.clone().or_else(|| reasons.runs.get(&run.key).cloned()),
             revision: snapshot.header.revision,
-            tasks: tis.into_iter().map(TaskProgress::of).collect(),
+            tasks: tis.into_iter().map(|ti| TaskProgress::of(run.key, ti, reasons)).collect(),
         }
     }
 }
 
 impl TaskProgress {
-    fn of(cached: &CachedTi) -> Self {
+    fn of(run: RunKey, cached: &CachedTi, reasons: &Reasons) -> Self {
         let ti = &cached.ti;
+        let key = TiKey { run, task: cached.task, map_index: cached.map_index };
         Self {
             id: cached.task_id.to_string(),
             map_index: cached.map_index,
@@ -181,7 +192,8 @@ impl TaskProgress {
             started_at: ti.started_at,
             ended_at: ti.ended_at,
             node: ti.node.as_ref().map(ToString::to_string),
-            reason: ti.reason.clone(),
+            // What holds it up now says more than why it is back in line.
+            reason: reasons.tasks.get(&key).or(ti.reason.as_ref()).cloned(),
         }
     }
 }

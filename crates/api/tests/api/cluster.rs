@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use expect_test::expect;
-use serde_json::json;
+use serde_json::{Value, json};
 use tenure_api::ScopeHealth;
 use tenure_model::Resources;
 use tenure_store::NodeRegistration;
@@ -211,7 +211,12 @@ async fn nodes_and_leases_are_listed() {
               ],
               "version": "1.2.3",
               "registered_at": "2026-01-01T11:00:00Z",
-              "draining": false
+              "drain": null,
+              "removed": false,
+              "draining": false,
+              "used": {},
+              "tasks": 0,
+              "heard_by": []
             }
           ],
           "total_entries": 1
@@ -243,4 +248,37 @@ async fn nodes_and_leases_are_listed() {
           "total_entries": 1
         }"#]]
     .assert_eq(&pretty(&server.get("/api/leases?under=scheduler/").await));
+}
+
+#[tokio::test]
+async fn a_node_is_drained_and_taken_back_and_shows_what_runs_there() {
+    let server = Server::with_run().await;
+    let node = NodeRegistration::new("n1".into(), Resources::default().with("cpu", 2000), "1.2.3");
+    server.store.register_node(&node, at("2026-01-01T11:00:00Z")).await.unwrap();
+    server.store.record_presence("replica-1", &["n1".into()]).await.unwrap();
+    server.drive("etl", "r1", "run=running a=running").await;
+
+    let drained = server.ok("POST", "/api/tenure/nodes/n1/drain", json!({ "deadline": "30m" })).await;
+    assert_eq!((&drained["draining"], &drained["tasks"]), (&json!(true), &json!(1)));
+    assert_eq!(
+        drained["drain"],
+        json!({ "since": "2026-01-01T12:00:00Z", "deadline": "2026-01-01T12:30:00Z", "by": "admin", "stage": "finishing" })
+    );
+    let shown = server.get("/api/tenure/nodes/n1").await;
+    assert_eq!(shown["used"]["tasks"], 1000);
+    assert_eq!(each(&shown["heard_by"], "replica"), ["replica-1"]);
+    assert_eq!(each(&shown["running"], "task_id"), ["a"]);
+    assert_eq!(shown["drain_holder"], Value::Null, "nobody leads the controller here");
+    let taken_back = server.ok("POST", "/api/tenure/nodes/n1/undrain", json!({})).await;
+    assert_eq!((&taken_back["draining"], &taken_back["drain"]), (&json!(false), &Value::Null));
+
+    for (path, body, status, said) in [
+        ("/api/tenure/nodes/nope/drain", json!({}), "404", "nope"),
+        ("/api/tenure/nodes/nope/undrain", json!({}), "404", "nope"),
+        ("/api/tenure/nodes/n1/drain", json!({ "deadline": "soon" }), "422", "deadline"),
+        ("/api/tenure/nodes/n1/drain", json!({ "deadline": "999d" }), "422", "year"),
+    ] {
+        let refused = server.refused("POST", path, Some(body)).await;
+        assert!(refused.starts_with(status) && refused.contains(said), "{refused}");
+    }
 }

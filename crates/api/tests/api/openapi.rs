@@ -49,6 +49,9 @@ async fn every_route_is_in_the_document() {
         GET /api/tenure/dags/{dag_id}/runs/{run_id}/progress
         GET /api/tenure/info
         GET /api/tenure/nodes
+        GET /api/tenure/nodes/{node}
+        POST /api/tenure/nodes/{node}/drain
+        POST /api/tenure/nodes/{node}/undrain
         GET /api/v2/dagSources/{dag_id}
         GET /api/v2/dags
         DELETE /api/v2/dags/{dag_id}

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use expect_test::expect;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::harness::{Server, pretty};
+use crate::harness::{Server, each, pretty};
 
 const PROGRESS: &str = "/api/tenure/dags/etl/runs/r1/progress";
 
@@ -105,4 +105,24 @@ async fn a_run_or_a_wait_that_cannot_be_is_refused() {
         server.refused("GET", &format!("{PROGRESS}?wait=long"), None).await,
         "422 query.wait: \"long\" is not a duration (write it like 500ms, 30s, 10m, 1h30m or 2d)"
     );
+}
+
+#[tokio::test]
+async fn whoever_asks_is_told_what_holds_up_tasks_that_have_not_begun() {
+    let server = Server::with_run().await;
+    let why = async |state: &str| {
+        let answer = server.get(&format!("/api/tenure/dags/etl/runs/r1/progress{state}")).await;
+        (answer["reason"].clone(), each(&answer["tasks"], "reason"))
+    };
+    let about_to = json!("it is about to start");
+    let (run, tasks) = why("?reasons=true").await;
+    assert_eq!((run, tasks[0].as_str()), (about_to, "its run waits: it is about to start"));
+    assert_eq!(why("").await.0, json!(null), "nobody asked");
+
+    server.drive("etl", "r1", "run=running a=scheduled").await;
+    let (run, tasks) = why("?reasons=true").await;
+    assert_eq!(run, json!(null));
+    assert_eq!(tasks, ["no node is registered", "waits for 1 of 1 upstream task: a"]);
+    server.ok("PATCH", "/api/v2/dags/etl", json!({ "is_paused": true })).await;
+    assert_eq!(why("?reasons=true").await.1[0], "its dag is paused");
 }

@@ -78,6 +78,20 @@ fn an_end_is_taken_from_the_bound_attempt_only() {
 }
 
 #[test]
+fn what_was_stopped_on_request_is_placed_again_as_the_same_try() {
+    let stopped = Outcome::Failed { reason: FailReason::Stopped };
+    let last_try = TaskInstance { try_number: 2, ..instance(TaskState::Running) };
+    for running in [instance(TaskState::Running), last_try] {
+        let step = running.end(CURRENT, &stopped, at(20)).step.expect("a step");
+        assert_eq!((step.event, step.to.state), (TaskEvent::Withdraw, TaskState::Scheduled));
+        assert_eq!((step.to.try_number, step.to.attempt, step.to.node), (running.try_number, None, None));
+        assert_eq!(step.past_try, None);
+    }
+    // A cleared one is stopped too, and that is another story.
+    assert_eq!(outcome_of(&instance(TaskState::Restarting).end(CURRENT, &stopped, at(20))), "applied none");
+}
+
+#[test]
 fn the_last_try_fails_for_good() {
     let last = TaskInstance { try_number: 2, ..instance(TaskState::Running) };
     assert_eq!(outcome_of(&last.end(CURRENT, &failed(), at(20))), "applied failed");

@@ -22,7 +22,8 @@ fn node(name: &str, cpus: u64) -> NodeRecord {
         queues: BTreeSet::from([QueueName::default()]),
         version: String::new(),
         registered_at: Timestamp::UNIX_EPOCH,
-        draining: false,
+        drain: None,
+        removed: false,
     }
 }
 

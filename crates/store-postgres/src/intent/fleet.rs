@@ -1,9 +1,10 @@
 //! Pools and nodes: what placement may use. Every shard is told.
 
 use jiff::Timestamp;
-use tenure_model::PoolName;
+use tenure_model::{NodeId, PoolName};
 use tenure_store::{
-    Attention, AuditEntry, Common, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger,
+    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, StoreError,
+    Trigger,
 };
 use tokio_postgres::types::ToSql;
 
@@ -33,6 +34,11 @@ const PUT_NODE: &str = concat!(
     RETURNING ",
     node_columns!()
 );
+
+/// Locked, so that two that decide about one node decide one after the other.
+const LOCK_NODE: &str = concat!("SELECT ", node_columns!(), " FROM nodes WHERE node = $1 FOR NO KEY UPDATE");
+/// `draining` is kept for releases that know nothing more about it.
+const PUT_DRAIN: &str = "UPDATE nodes SET drain = $2::text, draining = $2::text IS NOT NULL WHERE node = $1";
 
 pub(super) async fn put_pool(
     deed: &Deed<'_>,
@@ -90,4 +96,65 @@ pub(super) async fn register_node(
     let record = rows::node(&mut Cells::of(&row.expect("an upsert returns its row")))?;
     deed.attention_of_every_shard(&Attention::Limits).await?;
     Ok(record)
+}
+
+pub(super) async fn drain_node(
+    deed: &Deed<'_>,
+    trigger: &Trigger,
+    name: &NodeId,
+    deadline: Timestamp,
+) -> Result<NodeRecord, StoreError> {
+    let mut record = lock_node(deed, name).await?.ok_or_else(|| no_node(name))?;
+    record.drain = Some(Drain::asked(record.drain.as_ref(), deadline, &trigger.actor, trigger.at));
+    put_drain(deed, name, record.drain.as_ref()).await?;
+    let entry = AuditEntry {
+        node: Some(name.clone()),
+        to: "draining".into(),
+        reason: Some(format!("until {deadline}")),
+        ..batch::entry("node_drained")
+    };
+    deed.trail(trigger, None, None, entry).await?;
+    Ok(record)
+}
+
+pub(super) async fn undrain_node(
+    deed: &Deed<'_>,
+    trigger: &Trigger,
+    name: &NodeId,
+) -> Result<NodeRecord, StoreError> {
+    let mut record = lock_node(deed, name).await?.ok_or_else(|| no_node(name))?;
+    if record.drain.take().is_some() {
+        put_drain(deed, name, None).await?;
+        let (node, from) = (Some(name.clone()), "draining".into());
+        deed.trail(trigger, None, None, AuditEntry { node, from, ..batch::entry("node_undrained") }).await?;
+    }
+    Ok(record)
+}
+
+/// The caller has passed the fence of the node's drain.
+pub(crate) async fn advance_drain(
+    deed: &Deed<'_>,
+    name: &NodeId,
+    since: Timestamp,
+    to: DrainStage,
+) -> Result<bool, StoreError> {
+    let drain = lock_node(deed, name).await?.and_then(|record| record.drain);
+    let Some(next) = drain.and_then(|drain| drain.advanced(since, to)) else { return Ok(false) };
+    put_drain(deed, name, Some(&next)).await?;
+    Ok(true)
+}
+
+async fn lock_node(deed: &Deed<'_>, name: &NodeId) -> Result<Option<NodeRecord>, StoreError> {
+    let row = deed.session.row(LOCK_NODE, &[&name.as_str()]).await?;
+    row.map(|row| rows::node(&mut Cells::of(&row))).transpose()
+}
+
+async fn put_drain(deed: &Deed<'_>, name: &NodeId, drain: Option<&Drain>) -> Result<(), StoreError> {
+    let text = drain.map(|drain| serde_json::to_string(drain).expect("a drain is plain data"));
+    deed.session.execute(PUT_DRAIN, &[&name.as_str(), &text]).await?;
+    deed.attention_of_every_shard(&Attention::Limits).await
+}
+
+fn no_node(name: &NodeId) -> StoreError {
+    StoreError::NotFound(format!("there is no node {name}"))
 }

@@ -31,6 +31,9 @@ pub(super) fn list(conn: &Connection, query: &TiQuery) -> Result<Page<TiView>, F
     filter.and_if("t.map_index = ?", query.map_index);
     filter.and_any("t.state IN ({})", query.states.iter().map(|state| text(state.as_str())));
     filter.and_any("t.pool IN ({})", query.pools.iter().cloned());
+    if let Some(node) = &query.bound_to {
+        filter.and("r.state IN ('queued', 'running') AND t.state IN ('queued', 'running', 'restarting') AND t.node = ?", node.to_string());
+    }
     let tables = "runs r JOIN task_instances t ON t.run = r.key";
     page(conn, ti_view_columns!(), tables, filter, &ORDER, &query.paging, ti_view)
 }

@@ -1,11 +1,10 @@
-//! What concerns the installation rather than a dag: pools, nodes, the audit trail, health.
+//! What concerns the installation rather than a dag: pools, the audit trail, health.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use comfy_table::Cell;
 use serde_json::{Value, json};
-use tenure_model::Resources;
 
 use super::client::{Client, Path};
 use super::failure::{FAILED, Failure};
@@ -41,12 +40,6 @@ pub enum PoolCommand {
         #[arg(long, short)]
         yes: bool,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum NodeCommand {
-    /// List the nodes
-    List,
 }
 
 #[derive(Debug, Args)]
@@ -110,49 +103,6 @@ fn delete_pool(name: &str, yes: bool, context: &Context) -> Result<(), Failure> 
     context.confirm(&format!("Delete pool {name}? Tasks that name it will wait."), yes)?;
     client.delete(&path)?;
     tell(context, &json!({ "name": name, "deleted": true }), &format!("pool {name} is deleted"))
-}
-
-pub fn list_nodes(context: &Context) -> Result<(), Failure> {
-    let nodes = context.client()?.list(&Path::new("/api/tenure/nodes"), "nodes", usize::MAX)?;
-    let screen = &context.screen;
-    let header = ["NODE", "CAPACITY", "LABELS", "VERSION", "REGISTERED"];
-    screen.list(
-        &nodes,
-        "no nodes; `tenure agent` brings one, and `tenure up` is one itself",
-        &header,
-        |node| {
-            vec![
-                cell(text(node, "node")),
-                cell(capacity(&node["capacity"])),
-                cell(pairs(&node["labels"])),
-                cell(text(node, "version")),
-                cell(screen.time(node, "registered_at")),
-            ]
-        },
-    )
-}
-
-/// Amounts come in thousandths of a unit, memory in thousandths of a byte.
-fn capacity(map: &Value) -> Option<String> {
-    let map = map.as_object().filter(|map| !map.is_empty())?;
-    let shown = map.iter().map(|(name, value)| {
-        let units = value.as_u64().unwrap_or(0) as f64 / 1000.0;
-        match name.as_str() {
-            Resources::MEMORY => format!("{name} {:.1} GiB", units / f64::from(1 << 30)),
-            _ => format!("{name} {units}"),
-        }
-    });
-    Some(shown.collect::<Vec<_>>().join(", "))
-}
-
-/// `disk=ssd, zone=a`.
-fn pairs(map: &Value) -> Option<String> {
-    let map = map.as_object().filter(|map| !map.is_empty())?;
-    let shown = map.iter().map(|(name, value)| {
-        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        format!("{name}={value}")
-    });
-    Some(shown.collect::<Vec<_>>().join(", "))
 }
 
 pub fn audit(args: &AuditArgs, context: &Context) -> Result<(), Failure> {

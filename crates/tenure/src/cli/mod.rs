@@ -13,6 +13,7 @@ mod database;
 mod failure;
 mod lease;
 mod logs;
+mod node;
 mod progress;
 mod run;
 mod screen;
@@ -124,7 +125,7 @@ pub enum Command {
     Pool(admin::PoolCommand),
     /// The machines that tasks run on
     #[command(subcommand)]
-    Node(admin::NodeCommand),
+    Node(node::NodeCommand),
     /// Who is in charge of what, and for how long
     #[command(subcommand)]
     Lease(lease::LeaseCommand),
@@ -187,7 +188,7 @@ fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),
         Command::Pool(command) => admin::pool(command, context),
-        Command::Node(admin::NodeCommand::List) => admin::list_nodes(context),
+        Command::Node(command) => node::run(command, context),
         Command::Lease(command) => lease::run(command, context),
         Command::Member(lease::MemberCommand::List { component }) => {
             lease::members(component.as_deref(), context)

@@ -57,6 +57,11 @@ impl Progress {
         Self::ask(client, &Self::path(dag, run_id))
     }
 
+    /// As it is now, with what holds up those that have not begun.
+    pub fn with_reasons(client: &Client, dag: &str, run_id: &str) -> Result<Self, Failure> {
+        Self::ask(client, &Self::path(dag, run_id).query("reasons", true))
+    }
+
     /// As soon as it is no longer at this revision, or when `wait` is over.
     pub fn after(
         client: &Client,

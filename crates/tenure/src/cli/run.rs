@@ -128,11 +128,11 @@ fn show(args: &RunArgs, context: &Context) -> Result<(), Failure> {
     let mut run = client.get(&Path::run(&args.dag, &run_id))?;
     let path = Path::run(&args.dag, &run_id).then("taskInstances");
     let mut tasks = client.list(&path, "task_instances", usize::MAX)?;
+    run["reason"] = json!(task::add_reasons(&client, &args.dag, &run_id, &mut tasks)?);
     if context.screen.is_json() {
         run["task_instances"] = Value::Array(tasks);
         return screen::json(&run);
     }
-    run["reason"] = json!(task::add_reasons(&client, &args.dag, &run_id, &mut tasks)?);
     screen::say(&run_page(&context.screen, &run, &tasks))
 }
 

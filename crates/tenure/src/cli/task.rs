@@ -68,9 +68,7 @@ fn list(args: &RunArgs, context: &Context) -> Result<(), Failure> {
     let run_id = context.run_id(&client, &args.dag, &args.run)?;
     let path = Path::run(&args.dag, &run_id).then("taskInstances");
     let mut tasks = client.list(&path, "task_instances", usize::MAX)?;
-    if !context.screen.is_json() {
-        add_reasons(&client, &args.dag, &run_id, &mut tasks)?;
-    }
+    add_reasons(&client, &args.dag, &run_id, &mut tasks)?;
     let screen = &context.screen;
     screen.list(&tasks, "this run has no tasks", &HEADER, |task| row(screen, task))
 }
@@ -89,7 +87,7 @@ pub fn add_reasons(
     run_id: &str,
     tasks: &mut [Value],
 ) -> Result<Option<String>, Failure> {
-    let report = Progress::of(client, dag, run_id)?;
+    let report = Progress::with_reasons(client, dag, run_id)?;
     let reasons: HashMap<(&str, i64), &str> = report
         .tasks
         .iter()
@@ -121,9 +119,7 @@ fn show(args: &TaskArgs, context: &Context) -> Result<(), Failure> {
     let client = context.client()?;
     let run_id = context.run_id(&client, &args.dag, &args.run)?;
     let mut task = client.get(&Path::task(&args.dag, &run_id, &args.task))?;
-    if !context.screen.is_json() {
-        add_reasons(&client, &args.dag, &run_id, std::slice::from_mut(&mut task))?;
-    }
+    add_reasons(&client, &args.dag, &run_id, std::slice::from_mut(&mut task))?;
     tell(context, &task, &page(&context.screen, &task))
 }
 

@@ -70,11 +70,3 @@ fn a_standby_says_that_it_owns_nothing() {
     );
     assert_eq!(controller(&json!({ "leading": false, "owner": null })).unwrap(), "nobody");
 }
-
-#[test]
-fn a_nodes_capacity_is_shown_in_units_people_use() {
-    let amounts = json!({ "cpu": 1500, "memory": 4_u64 * (1 << 30) * 1000, "tasks": 64_000 });
-    assert_eq!(capacity(&amounts).unwrap(), "cpu 1.5, memory 4.0 GiB, tasks 64");
-    assert_eq!(pairs(&json!({ "disk": "ssd", "zone": "a" })).unwrap(), "disk=ssd, zone=a");
-    assert_eq!(pairs(&json!({})), None);
-}
