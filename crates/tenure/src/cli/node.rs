@@ -307,7 +307,7 @@ mod tests {
 
     fn node(stage: &str) -> Value {
         json!({
-            "node": "gpu-7", "capacity": { "cpu": 4000, "memory": 8_796_093_022_208_u64, "tasks": 64_000 },
+            "node": "gpu-7", "capacity": { "cpu": 4000, "memory": 8_589_934_592_000_u64, "tasks": 64_000 },
             "used": { "cpu": 1500, "tasks": 3000 }, "labels": { "zone": "a" }, "version": "0.1.0",
             "registered_at": "2026-07-01T09:00:00Z", "draining": true, "tasks": 3,
             "drain": { "since": "2026-07-01T09:50:00Z", "deadline": "2026-07-01T10:04:12Z", "by": "ada", "stage": stage },
