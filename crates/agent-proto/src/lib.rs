@@ -30,6 +30,9 @@ pub const PROTOCOL: u32 = 1;
 /// The metadata key under which a replica gives its name before anything is said.
 pub const REPLICA_KEY: &str = "tenure-replica";
 
+/// The metadata key of a refusal that will not change by asking again: the agent ends.
+pub const REFUSED_KEY: &str = "tenure-refused";
+
 /// The largest message that is read. The largest assignment is a dag's: 8 MiB of files, and what is rendered of it.
 pub const LARGEST_MESSAGE: usize = 32 * 1024 * 1024;
 

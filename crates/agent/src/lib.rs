@@ -42,7 +42,7 @@ use std::process::ExitCode;
 pub use agent::{Agent, AgentConfig, AgentError, AssignError};
 pub use control::ControlPlane;
 pub use limits::Limits;
-pub use link::{BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
+pub use link::{Access, BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
 pub use log_store::{BoxError, LogStore};
 pub use machine::capacity;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use object_store::memory::InMemory;
-use tenure_agent::{AssignError, ControlPlane, Links, LinksConfig, Worker};
+use tenure_agent::{Access, AssignError, ControlPlane, Links, LinksConfig, Worker};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::Executor;
 use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink, Roster};
@@ -125,6 +125,7 @@ async fn main() {
         let fleet = Fleet::start(FleetParts {
             replica: format!("replica-{number}"),
             roster: Arc::new(NoRoster),
+            identities: None,
             logs: Arc::new(InMemory::new()),
             peers: watch::channel(vec![]).1,
             clock: Arc::clone(&clock),
@@ -141,7 +142,7 @@ async fn main() {
     let config = LinksConfig {
         trust: Default::default(),
         servers,
-        token: TOKEN.into(),
+        access: Access::Token(TOKEN.into()),
         node: NodeId::new("player"),
         capacity: Resources::default(),
         labels: Default::default(),

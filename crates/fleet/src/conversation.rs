@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tonic::{Status, Streaming};
 use uuid::Uuid;
 
+use crate::door::Guest;
 use crate::fleet::Shared;
 use crate::link::{Link, REPORTS_IN_WORK, Voice};
 use crate::{ReportSink, refusal};
@@ -28,9 +29,10 @@ pub(crate) async fn hold(
     sink: Arc<dyn ReportSink>,
     mut incoming: Streaming<FromAgent>,
     voice: Voice,
+    guest: Guest,
 ) {
     let hello = tokio::select! {
-        hello = hello(&mut incoming) => hello,
+        hello = hello(&mut incoming, &guest) => hello,
         () = voice.over() => return,
         () = fleet.closing.cancelled() => Err(Status::unavailable("this replica is stopping")),
     };
@@ -43,7 +45,7 @@ pub(crate) async fn hold(
     };
     let clock = &*fleet.parts.clock;
     let node = registration.node.clone();
-    let link = Arc::new(Link::new(fleet.new_link_id(), node.clone(), session, voice, clock));
+    let link = Arc::new(Link::new(fleet.new_link_id(), node.clone(), session, voice, guest, clock));
     welcome(&fleet, &link);
     if let Some(before) = fleet.add(Arc::clone(&link)) {
         replace(&before, &link);
@@ -62,8 +64,11 @@ pub(crate) async fn hold(
     tracing::info!(%node, link = link.id, status = ended.as_ref().map(Status::message), "agent disconnected");
 }
 
-/// Who is there.
-async fn hello(incoming: &mut Streaming<FromAgent>) -> Result<(NodeRegistration, Uuid), Status> {
+/// Who is there, which must be who was let in.
+async fn hello(
+    incoming: &mut Streaming<FromAgent>,
+    guest: &Guest,
+) -> Result<(NodeRegistration, Uuid), Status> {
     let first = tokio::time::timeout(HELLO_WITHIN, incoming.message()).await;
     let first = first.map_err(|_| Status::deadline_exceeded(format!("no hello within {HELLO_WITHIN:?}")))?;
     let hello = first?.and_then(|message| message.hello);
@@ -86,6 +91,7 @@ async fn hello(incoming: &mut Streaming<FromAgent>) -> Result<(NodeRegistration,
     if !queues.is_empty() {
         plain.queues = queues.into_iter().map(QueueName::from).collect();
     }
+    guest.may_be(&plain.node)?;
     Ok((NodeRegistration { labels, taints, ..plain }, session))
 }
 

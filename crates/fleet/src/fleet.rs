@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 use uuid::Uuid;
 
+use crate::door::{self, Identities, Known};
 use crate::link::{ASSIGNMENTS_QUEUED, Link};
 use crate::service::{Gate, Service};
 use crate::{FleetMetrics, ReportSink, Roster, presence, refusal};
@@ -34,6 +35,8 @@ pub struct FleetParts {
     /// What this replica is called in records of presence, and by agents.
     pub replica: String,
     pub roster: Arc<dyn Roster>,
+    /// Where nodes' own identities are known; without it, only tokens of the API open the door.
+    pub identities: Option<Identities>,
     /// Where the logs of other machines' tasks are stored.
     pub logs: Arc<dyn ObjectStore>,
     /// Where agents reach the other replicas.
@@ -61,6 +64,7 @@ pub(crate) struct Shared {
     pub session: Uuid,
     pub closing: CancellationToken,
     pub tasks: TaskTracker,
+    pub known: Known,
     sink: OnceLock<Arc<dyn ReportSink>>,
     links: RwLock<HashMap<NodeId, Arc<Link>>>,
     last_link: AtomicU64,
@@ -74,19 +78,23 @@ impl std::fmt::Debug for Fleet {
 }
 
 impl Fleet {
-    /// Also begins to record which nodes are heard here, until it is closed.
+    /// Also begins to record which nodes are heard here, and to look for those that were removed, until it is closed.
     pub fn start(parts: FleetParts) -> Self {
         let shared = Arc::new(Shared {
             session: parts.entropy.uuid(parts.clock.now()),
             parts,
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            known: Known::default(),
             sink: OnceLock::new(),
             links: RwLock::default(),
             last_link: AtomicU64::new(0),
             changes: watch::channel(0).0,
         });
         shared.tasks.spawn(presence::record(Arc::clone(&shared)));
+        if let Some(identities) = shared.parts.identities.clone() {
+            shared.tasks.spawn(door::watch(Arc::clone(&shared), identities));
+        }
         Self { shared }
     }
 

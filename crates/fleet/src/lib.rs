@@ -5,11 +5,13 @@
 //! its queue with it, agents repeat what was not answered, and owners ask what a node holds when its link is another.
 //!
 //! Promises: handing over never waits; a node that does not read is told nothing more once its queue is full. A node
-//! has one link here at a time, the latest. An agent that sends nonsense costs its own link and nothing else.
+//! has one link here at a time, the latest. A node that came in with an identity of its own is that node and no other,
+//! until it is removed. An agent that sends nonsense costs its own link and nothing else.
 //!
 //! Does not promise that what was handed over arrives: the owner withdraws what is not claimed in time.
 
 mod conversation;
+mod door;
 mod fleet;
 mod link;
 mod logs;
@@ -23,6 +25,7 @@ use jiff::Timestamp;
 use tenure_model::{Ack, NodeId, Report};
 use tenure_store::{NodeRegistration, SharedStore, StoreError};
 
+pub use door::Identities;
 pub use fleet::{Fleet, FleetParts};
 pub use metrics::FleetMetrics;
 pub use service::Gate;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt};
+use jiff::Timestamp;
 use tenure_agent_proto::{ReplicaItem, batches, wire};
 use tenure_clock::{BootTime, Clock};
 use tenure_model::{Held, NodeId};
@@ -15,6 +16,7 @@ use tonic::Status;
 use uuid::Uuid;
 
 use crate::FleetMetrics;
+use crate::door::{Guest, Shown};
 
 /// Assignments that may wait to be written: a second of work for the fastest node that was measured, and a bound on
 /// what a node that does not read keeps in memory.
@@ -134,6 +136,8 @@ pub(crate) struct Link {
     /// Which process of the agent it is.
     pub session: Uuid,
     pub voice: Voice,
+    /// The identity that it came in with, if it has one of its own.
+    shown: Option<Mutex<Shown>>,
     /// Nanoseconds since boot.
     heard: AtomicU64,
     requests: Mutex<Requests>,
@@ -146,10 +150,27 @@ struct Requests {
 }
 
 impl Link {
-    pub fn new(id: u64, node: NodeId, session: Uuid, voice: Voice, clock: &dyn Clock) -> Self {
-        let link = Self { id, node, session, voice, heard: AtomicU64::new(0), requests: Mutex::default() };
+    pub fn new(id: u64, node: NodeId, session: Uuid, voice: Voice, guest: Guest, clock: &dyn Clock) -> Self {
+        let shown = match guest {
+            Guest::Anybody => None,
+            Guest::Node(shown) => Some(Mutex::new(shown)),
+        };
+        let (heard, requests) = (AtomicU64::new(0), Mutex::default());
+        let link = Self { id, node, session, voice, shown, heard, requests };
         link.hear(clock);
         link
+    }
+
+    pub fn shown(&self) -> Option<Shown> {
+        let shown = self.shown.as_ref()?;
+        Some(shown.lock().expect("no panic while holding the identity").clone())
+    }
+
+    /// The node has another identity, which ends then.
+    pub fn identified_until(&self, until: Timestamp) {
+        if let Some(shown) = &self.shown {
+            shown.lock().expect("no panic while holding the identity").until = until;
+        }
     }
 
     pub fn hear(&self, clock: &dyn Clock) {

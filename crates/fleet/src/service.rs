@@ -5,13 +5,15 @@ use std::sync::Arc;
 use axum::Router;
 use futures::stream::BoxStream;
 use tenure_agent_proto::wire::{
-    FromAgent, LogEndRequest, LogEndResponse, PutLogPartRequest, PutLogPartResponse, ToAgent,
+    FromAgent, JoinRequest, JoinResponse, LogEndRequest, LogEndResponse, PutLogPartRequest,
+    PutLogPartResponse, RenewRequest, RenewResponse, ToAgent,
 };
 use tenure_agent_proto::{Agents, AgentsServer, LARGEST_MESSAGE, REPLICA_KEY};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::conversation;
+use crate::door::{self, Guest};
 use crate::fleet::Shared;
 use crate::link::Voice;
 use crate::{ReportSink, logs};
@@ -20,7 +22,7 @@ use crate::{ReportSink, logs};
 #[derive(Clone)]
 pub struct Gate {
     pub sink: Arc<dyn ReportSink>,
-    /// Whether this token opens the door for an agent.
+    /// Whether this token of the API opens the door for an agent.
     pub admits: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
@@ -46,12 +48,19 @@ impl Service {
         Router::new().route_service("/tenure.agent.v1.Agents/{*method}", server)
     }
 
-    fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
-        let shown = metadata.get("authorization").and_then(|value| value.to_str().ok());
-        match shown.and_then(|value| value.strip_prefix("Bearer ")) {
-            Some(token) if (self.gate.admits)(token) => Ok(()),
-            Some(_) => Err(Status::unauthenticated("this token is not known here")),
-            None => Err(Status::unauthenticated("no token was shown (authorization: Bearer TOKEN)")),
+    /// For a stream, which is let in on the database's word.
+    async fn admit(&self, metadata: &MetadataMap) -> Result<Guest, Status> {
+        match door::bearer(metadata)? {
+            token if (self.gate.admits)(token) => Ok(Guest::Anybody),
+            secret => self.fleet.identify(secret).await,
+        }
+    }
+
+    /// For a call beside a stream. What it is about is named by the id of an attempt, which only its node knows.
+    async fn admit_call(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        match door::bearer(metadata)? {
+            token if (self.gate.admits)(token) => Ok(()),
+            secret => self.fleet.recognize(secret).await.map(drop),
         }
     }
 }
@@ -64,31 +73,43 @@ impl Agents for Service {
         &self,
         request: Request<Streaming<FromAgent>>,
     ) -> Result<Response<Self::ConnectStream>, Status> {
-        self.admit(request.metadata())?;
+        let guest = self.admit(request.metadata()).await?;
         let fleet = &self.fleet;
         if fleet.closing.is_cancelled() {
             return Err(Status::unavailable("this replica is stopping"));
         }
         let (voice, said) = Voice::new(fleet.parts.metrics.clone());
         let (sink, incoming) = (Arc::clone(&self.gate.sink), request.into_inner());
-        fleet.tasks.spawn(conversation::hold(Arc::clone(fleet), sink, incoming, voice));
+        fleet.tasks.spawn(conversation::hold(Arc::clone(fleet), sink, incoming, voice, guest));
         let mut response = Response::new(said);
         let session = fleet.session.to_string().parse().expect("an id is plain text");
         response.metadata_mut().insert(REPLICA_KEY, session);
         Ok(response)
     }
 
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+        let token = door::bearer(request.metadata())?.to_owned();
+        let valid_for = self.fleet.join(&token, request.into_inner()).await?;
+        Ok(Response::new(JoinResponse { valid_for_ms: valid_for.as_millis() as u64 }))
+    }
+
+    async fn renew(&self, request: Request<RenewRequest>) -> Result<Response<RenewResponse>, Status> {
+        let secret = door::bearer(request.metadata())?.to_owned();
+        let valid_for = self.fleet.renew(&secret, request.into_inner()).await?;
+        Ok(Response::new(RenewResponse { valid_for_ms: valid_for.as_millis() as u64 }))
+    }
+
     async fn put_log_part(
         &self,
         request: Request<PutLogPartRequest>,
     ) -> Result<Response<PutLogPartResponse>, Status> {
-        self.admit(request.metadata())?;
+        self.admit_call(request.metadata()).await?;
         logs::put(&self.fleet, request.into_inner()).await?;
         Ok(Response::new(PutLogPartResponse {}))
     }
 
     async fn log_end(&self, request: Request<LogEndRequest>) -> Result<Response<LogEndResponse>, Status> {
-        self.admit(request.metadata())?;
+        self.admit_call(request.metadata()).await?;
         let end = logs::end(&self.fleet, request.into_inner()).await?;
         Ok(Response::new(LogEndResponse { end }))
     }

@@ -4,6 +4,7 @@
 //! Promises: no I/O, no clock, no randomness. Time and ids arrive as arguments.
 
 pub mod assignment;
+pub mod credential;
 pub mod duration;
 pub mod ids;
 pub mod instance;

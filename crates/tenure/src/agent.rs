@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use tenure_agent::{Agent, AgentConfig, Limits, LinkState, Links, LinksConfig, Server, Trouble};
+use tenure_agent::{Access, Agent, AgentConfig, Limits, LinkState, Links, LinksConfig, Server, Trouble};
 use tenure_clock::{Clock, Entropy, SystemClock};
+use tenure_model::credential::JOIN_TOKEN;
 use tenure_model::duration::format;
 use tenure_model::{NodeId, Resources};
 use tenure_tls::Trust;
@@ -19,9 +20,13 @@ use tokio::sync::watch;
 
 use crate::cli::{Failure, Globals, endpoint, trust};
 use crate::data::DataFolder;
+use crate::discovery::Endpoint;
 use crate::node;
 use crate::node_args::{NodeArgs, amount};
 use crate::replica::{start_logging, stop_signal};
+
+/// Who the agent is, in its data folder.
+const IDENTITY_FILE: &str = "identity.json";
 
 pub const HELP: &str = "\
 Examples:
@@ -29,6 +34,8 @@ Examples:
   tenure agent --name gpu-7 --label zone=b --capacity cpu=4,memory=8Gi,gpu=2
   tenure agent --taint gpu --queue default,training        only tasks that tolerate gpu, of these queues
 
+The token is a join token (tenure node token), needed once: the agent gets an identity of its own for it, keeps it in its
+folder and renews it. A token of the API works too, and is as good for everything else: prefer join tokens.
 One replica is enough to begin with: the others are learned from it. SIGTERM leaves tasks running; an agent that is
 started again on the same folder picks them up. See docs/cluster.md.";
 
@@ -83,12 +90,17 @@ pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
             return failure.exit_code();
         }
     };
-    let Some(token) = endpoint.token else {
-        eprintln!("error: no token ({}): give one with --token or TENURE_TOKEN", endpoint.token_origin);
+    let Some(access) = access(&args, globals, &endpoint) else {
+        eprintln!(
+            "error: no token ({}), and no identity in {}: make a join token with \"tenure node token\" and give it with \
+             --token or TENURE_TOKEN",
+            endpoint.token_origin,
+            args.data.display()
+        );
         return ExitCode::FAILURE;
     };
     let servers = endpoint.url.split(',').map(str::trim).filter(|url| !url.is_empty());
-    let way = Way { servers: servers.map(str::to_owned).collect(), trust, token };
+    let way = Way { servers: servers.map(str::to_owned).collect(), trust, access };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -109,7 +121,20 @@ pub fn run(args: AgentArgs, globals: &Globals) -> ExitCode {
 struct Way {
     servers: Vec<String>,
     trust: Trust,
-    token: String,
+    access: Access,
+}
+
+/// A join token, or an identity from before, makes the agent a node of its own; any other token is one of the API. What
+/// somebody has said goes before what lies in the folder, and that before what was found on this machine.
+fn access(args: &AgentArgs, globals: &Globals, endpoint: &Endpoint) -> Option<Access> {
+    let file = args.data.join(IDENTITY_FILE);
+    let said = globals.token.clone().filter(|token| !token.is_empty());
+    match said {
+        Some(token) if token.starts_with(JOIN_TOKEN) => Some(Access::Identity { file, join: Some(token) }),
+        Some(token) => Some(Access::Token(token)),
+        None if file.exists() => Some(Access::Identity { file, join: None }),
+        None => endpoint.token.clone().map(Access::Token),
+    }
 }
 
 async fn serve(args: AgentArgs, way: Way) -> Result<()> {
@@ -125,7 +150,7 @@ async fn serve(args: AgentArgs, way: Way) -> Result<()> {
         LinksConfig {
             servers: way.servers,
             trust: way.trust,
-            token: way.token,
+            access: way.access,
             node: machine.node.clone(),
             capacity: machine.capacity,
             labels: machine.labels,
@@ -202,7 +227,7 @@ enum Said {
     Down(std::mem::Discriminant<Trouble>),
 }
 
-/// Every server that was named says no, and none will change its mind by itself.
+/// Every server that was named says no, and none will change its mind by itself; or this node may not come in at all.
 #[derive(Debug)]
 struct Hopeless(Vec<(Server, Trouble)>);
 
@@ -215,7 +240,8 @@ impl fmt::Display for Hopeless {
     }
 }
 
-/// Says when a link comes and goes, once each. Returns when there never was one, and never will be.
+/// Says when a link comes and goes, once each. Returns when there never was one and never will be, and when the node is
+/// refused for good.
 async fn tell(mut states: watch::Receiver<BTreeMap<Server, LinkState>>) -> Hopeless {
     let mut said: BTreeMap<Server, Said> = BTreeMap::new();
     let mut was_up = false;
@@ -242,6 +268,9 @@ async fn tell(mut states: watch::Receiver<BTreeMap<Server, LinkState>>) -> Hopel
             said.insert(server.clone(), saying);
         }
         was_up |= now.values().any(|state| matches!(state, LinkState::Up { .. }));
+        if let Some(refused) = refused(&now) {
+            return refused;
+        }
         if !was_up && let Some(hopeless) = hopeless(&now) {
             return hopeless;
         }
@@ -257,6 +286,15 @@ fn hopeless(states: &BTreeMap<Server, LinkState>) -> Option<Hopeless> {
         _ => None,
     };
     states.iter().map(no).collect::<Option<Vec<_>>>().map(Hopeless)
+}
+
+/// One replica's word is enough: all of them read it from the same database.
+fn refused(states: &BTreeMap<Server, LinkState>) -> Option<Hopeless> {
+    let no = states.iter().find_map(|(server, state)| match state {
+        LinkState::Down(trouble @ Trouble::Refused { .. }) => Some((server.clone(), trouble.clone())),
+        _ => None,
+    });
+    no.map(|no| Hopeless(vec![no]))
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -57,6 +57,7 @@ async fn replica(name: &str) -> Replica {
     let fleet = Fleet::start(FleetParts {
         replica: name.into(),
         roster: Arc::new(Nobody),
+        identities: None,
         logs: Arc::new(InMemory::new()),
         peers: watch::channel(vec![]).1,
         clock: Arc::new(SystemClock),

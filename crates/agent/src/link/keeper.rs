@@ -11,7 +11,8 @@ use tenure_agent_proto::{
 use tenure_model::{Assignment, AttemptId, QueueName, Taint};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::MissedTickBehavior;
-use tonic::transport::{ClientTlsConfig, Endpoint};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
 use uuid::Uuid;
 
@@ -155,14 +156,44 @@ impl Keeper {
         let _ = tokio::time::timeout(at_most, states.changed()).await;
     }
 
+    /// An identity that is refused is replaced, where there is a join token, before anybody hears of it.
     async fn connect(&self) -> Over {
+        match self.try_once().await {
+            (Over::Failed(trouble), Some(shown)) if self.can_join_again(&trouble, &shown) => {
+                self.try_once().await.0
+            }
+            (Over::Lost(trouble), Some(shown)) if self.can_join_again(&trouble, &shown) => {
+                Over::Lost(Trouble::Ended { said: trouble.to_string() })
+            }
+            (over, _) => over,
+        }
+    }
+
+    fn can_join_again(&self, trouble: &Trouble, shown: &MetadataValue<Ascii>) -> bool {
+        let Shared { keyring, clock, entropy, .. } = &*self.shared;
+        trouble.is_refusal() && keyring.refused(shown, &**clock, entropy)
+    }
+
+    /// How it went, and what was shown.
+    async fn try_once(&self) -> (Over, Option<MetadataValue<Ascii>>) {
+        let client = match self.reach().await {
+            Ok(client) => client,
+            Err(trouble) => return (Over::Failed(trouble), None),
+        };
+        match self.shared.keyring.show(&client, &*self.shared.clock).await {
+            Ok(shown) => (self.call(client, &shown).await, Some(shown)),
+            Err(trouble) => (Over::Failed(trouble), None),
+        }
+    }
+
+    async fn reach(&self) -> Result<AgentsClient<Channel>, Trouble> {
         let shared = &self.shared;
         let mut endpoint = Endpoint::from_shared(self.server.0.clone()).expect("it was parsed before");
         if self.server.is_secure() {
             let tls = ClientTlsConfig::new().trust_anchors(shared.config.trust.anchors().iter().cloned());
             endpoint = match endpoint.tls_config(tls) {
                 Ok(endpoint) => endpoint,
-                Err(error) => return Over::Failed(Trouble::unreachable(&error)),
+                Err(error) => return Err(Trouble::unreachable(&error)),
             };
         }
         let endpoint = endpoint
@@ -172,15 +203,18 @@ impl Keeper {
             .keep_alive_while_idle(true)
             .initial_stream_window_size(WINDOW)
             .initial_connection_window_size(WINDOW * 2);
-        let channel = match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => return Over::Failed(Trouble::unreachable(&error)),
-            Err(_) => return Over::Failed(Trouble::Silent),
-        };
-        let client = AgentsClient::new(channel).max_decoding_message_size(LARGEST_MESSAGE);
+        match tokio::time::timeout(CONNECT_WITHIN, endpoint.connect()).await {
+            Ok(Ok(channel)) => Ok(AgentsClient::new(channel).max_decoding_message_size(LARGEST_MESSAGE)),
+            Ok(Err(error)) => Err(Trouble::unreachable(&error)),
+            Err(_) => Err(Trouble::Silent),
+        }
+    }
+
+    async fn call(&self, client: AgentsClient<Channel>, shown: &MetadataValue<Ascii>) -> Over {
+        let shared = &self.shared;
         let (queue, said) = mpsc::unbounded_channel();
         let mut request = Request::new(batches::<messages::FromAgent>(said));
-        request.metadata_mut().insert("authorization", shared.bearer.clone());
+        request.metadata_mut().insert("authorization", shown.clone());
 
         let mut caller = client.clone();
         let called = tokio::time::timeout(WELCOME_WITHIN, caller.connect(request)).await;

@@ -54,7 +54,7 @@ impl RemoteLogs {
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        request.metadata_mut().insert("authorization", self.shared.bearer.clone());
+        request.metadata_mut().insert("authorization", self.shared.keyring.current());
         request
     }
 }

@@ -7,6 +7,7 @@
 //! Promises: a report is never held for longer than a bound by a replica that gives no sign of life while another one
 //! does. Messages of one stream are taken in the order they were sent.
 
+mod identity;
 mod keeper;
 mod logs;
 mod trouble;
@@ -24,10 +25,11 @@ use tenure_tls::Trust;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::metadata::{Ascii, MetadataValue};
 use uuid::Uuid;
 
 use crate::{Agent, AssignError, ControlPlane};
+pub use identity::Access;
+use identity::Keyring;
 pub use keeper::Server;
 pub use logs::RemoteLogs;
 pub use trouble::{LinkState, Trouble};
@@ -65,7 +67,7 @@ pub struct LinksConfig {
     pub servers: Vec<String>,
     /// Whose word on who a replica is counts, where it speaks TLS.
     pub trust: Trust,
-    pub token: String,
+    pub access: Access,
     pub node: NodeId,
     pub capacity: Resources,
     pub labels: BTreeMap<String, String>,
@@ -89,6 +91,13 @@ pub enum BadLinks {
     BadServer { url: String, reason: String },
     #[error("the token holds signs that no token has: give it as it was printed, on one line")]
     BadToken,
+    #[error("the identity in {file} cannot be read: {error}")]
+    BadIdentity { file: String, error: String },
+    #[error(
+        "the identity in {file} is that of node {own}, and this agent is to be {asked}: start it with --name {own}, or with \
+         a data folder of its own (--data) and a join token"
+    )]
+    OtherNode { file: String, own: String, asked: String },
 }
 
 /// The links to all replicas.
@@ -99,7 +108,7 @@ pub struct Links {
 
 struct Shared {
     config: LinksConfig,
-    bearer: MetadataValue<Ascii>,
+    keyring: Keyring,
     /// Which process of the agent this is.
     session: Uuid,
     clock: Arc<dyn Clock>,
@@ -128,13 +137,11 @@ impl Links {
         if servers.is_empty() {
             return Err(BadLinks::NoServer);
         }
-        let mut bearer: MetadataValue<Ascii> =
-            format!("Bearer {}", config.token).parse().map_err(|_| BadLinks::BadToken)?;
-        bearer.set_sensitive(true);
+        let keyring = Keyring::open(&config.access, &config.node, &*clock, &entropy)?;
         let shared = Shared {
             session: entropy.uuid(clock.now()),
             config,
-            bearer,
+            keyring,
             clock,
             entropy,
             wires: RwLock::default(),
@@ -156,6 +163,9 @@ impl Links {
         for server in configured {
             keeper::add(&self.shared, &worker, server, true);
         }
+        let (closing, renewing) =
+            (self.shared.closing.clone(), identity::keep_renewed(Arc::clone(&self.shared)));
+        self.shared.tasks.spawn(async move { closing.run_until_cancelled(renewing).await });
     }
 
     /// How it stands with each address.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
+use tenure_agent_proto::REFUSED_KEY;
 use tonic::{Code, Status};
 
 /// How it stands with one address.
@@ -31,6 +32,14 @@ pub enum Trouble {
     WrongToken {
         said: String,
     },
+    /// There is nothing to show, or no place to keep it.
+    NoIdentity {
+        said: String,
+    },
+    /// This node may not come in, and asking again will not change that.
+    Refused {
+        said: String,
+    },
     /// The replica speaks another protocol.
     OtherVersion {
         said: String,
@@ -56,11 +65,18 @@ impl Trouble {
         match self {
             Self::Tls { .. }
             | Self::WrongToken { .. }
+            | Self::NoIdentity { .. }
+            | Self::Refused { .. }
             | Self::OtherVersion { .. }
             | Self::NotTenure { .. }
             | Self::NameTaken { .. } => true,
             Self::Unreachable { .. } | Self::Silent | Self::Ended { .. } => false,
         }
+    }
+
+    /// What was shown is not good enough here.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::WrongToken { .. } | Self::Refused { .. })
     }
 
     pub(super) fn unreachable(error: &(dyn Error + 'static)) -> Self {
@@ -73,6 +89,7 @@ impl Trouble {
     pub(super) fn from_status(status: &Status) -> Self {
         let said = status.message().to_owned();
         match status.code() {
+            Code::PermissionDenied if status.metadata().contains_key(REFUSED_KEY) => Self::Refused { said },
             Code::Unauthenticated | Code::PermissionDenied => Self::WrongToken { said },
             Code::FailedPrecondition => Self::OtherVersion { said },
             Code::Aborted => Self::NameTaken { said },
@@ -107,7 +124,10 @@ impl fmt::Display for Trouble {
             Self::WrongToken { said } => {
                 write!(f, "it does not accept the token ({said}): give the right one with --token")
             }
-            Self::Tls { said } | Self::OtherVersion { said } => f.write_str(said),
+            Self::NoIdentity { said } => {
+                write!(f, "{said}: give a join token with --token (tenure node token makes one)")
+            }
+            Self::Tls { said } | Self::Refused { said } | Self::OtherVersion { said } => f.write_str(said),
             Self::NotTenure { said } => {
                 write!(f, "what answers there is no Tenure server ({said}): check --server")
             }

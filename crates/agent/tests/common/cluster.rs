@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use jiff::Timestamp;
 use object_store::memory::InMemory;
-use tenure_agent::{Agent, AgentConfig, LinkState, Links, LinksConfig, Server};
+use tenure_agent::{Access, Agent, AgentConfig, LinkState, Links, LinksConfig, Server};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_dispatch::Executor;
 use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink, Roster};
@@ -107,6 +107,7 @@ impl Replica {
         let fleet = Fleet::start(FleetParts {
             replica: name.into(),
             roster: Arc::new(NoRoster),
+            identities: None,
             logs: logs.clone(),
             peers: peers.1,
             clock: Arc::new(SystemClock),
@@ -228,7 +229,7 @@ pub fn links(servers: &[String], token: &str) -> Links {
     let config = LinksConfig {
         trust: Default::default(),
         servers: servers.to_vec(),
-        token: token.into(),
+        access: Access::Token(token.into()),
         node: NodeId::new("n1"),
         capacity: Resources::default().with(Resources::CPU, 1_000),
         labels: Default::default(),

@@ -1,6 +1,7 @@
 //! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes.
 
 mod dags;
+mod joining;
 mod nodes;
 mod progress;
 
@@ -29,6 +30,9 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(nodes::show))
         .routes(routes!(nodes::drain))
         .routes(routes!(nodes::undrain))
+        .routes(routes!(joining::remove))
+        .routes(routes!(joining::make_token, joining::tokens))
+        .routes(routes!(joining::revoke_token))
         .routes(routes!(info))
 }
 

@@ -282,3 +282,32 @@ async fn a_node_is_drained_and_taken_back_and_shows_what_runs_there() {
         assert!(refused.starts_with(status) && refused.contains(said), "{refused}");
     }
 }
+
+#[tokio::test]
+async fn join_tokens_are_told_once_listed_and_revoked() {
+    let server = Server::start().await;
+    let made =
+        server.ok("POST", "/api/tenure/join-tokens", json!({ "node": "gpu-7", "expires": "2h" })).await;
+    let (id, token) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
+    assert!(token.starts_with("tenure-join-") && token.len() == 76, "{made}");
+    assert_eq!((&made["node"], &made["uses"], &made["used"]), (&json!("gpu-7"), &json!(1), &json!(0)));
+    assert_eq!(made["expires_at"], "2026-01-01T14:00:00Z");
+    let listed = server.get("/api/tenure/join-tokens").await;
+    assert_eq!((&listed["total_entries"], &listed["join_tokens"][0]["id"]), (&json!(1), &json!(id)));
+    assert!(!listed.to_string().contains(token), "{listed}");
+    let path = format!("/api/tenure/join-tokens/{id}");
+    assert_eq!(server.call("DELETE", &path, None).await.status, StatusCode::NO_CONTENT);
+    let listed = server.get("/api/tenure/join-tokens").await;
+    assert_eq!(listed["join_tokens"][0]["revoked_at"], "2026-01-01T12:00:00Z");
+    for (body, word) in [
+        (json!({ "expires": "31d" }), "30 days"),
+        (json!({ "expires": "soon" }), "no duration"),
+        (json!({ "uses": 0 }), "1 to"),
+        (json!({ "node": "" }), "name"),
+    ] {
+        let refused = server.refused("POST", "/api/tenure/join-tokens", Some(body)).await;
+        assert!(refused.starts_with("422") && refused.contains(word), "{refused}");
+    }
+    let refused = server.refused("DELETE", "/api/tenure/nodes/nobody", None).await;
+    assert!(refused.starts_with("404") && refused.contains("nobody"), "{refused}");
+}

@@ -48,7 +48,11 @@ async fn every_route_is_in_the_document() {
         POST /api/tenure/dags/validate
         GET /api/tenure/dags/{dag_id}/runs/{run_id}/progress
         GET /api/tenure/info
+        GET /api/tenure/join-tokens
+        POST /api/tenure/join-tokens
+        DELETE /api/tenure/join-tokens/{token_id}
         GET /api/tenure/nodes
+        DELETE /api/tenure/nodes/{node}
         GET /api/tenure/nodes/{node}
         POST /api/tenure/nodes/{node}/drain
         POST /api/tenure/nodes/{node}/undrain

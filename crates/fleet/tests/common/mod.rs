@@ -12,7 +12,7 @@ use object_store::memory::InMemory;
 use tenure_agent_proto::wire::{self, FromAgent, Hello, NumberedReport, ToAgent};
 use tenure_agent_proto::{AgentsClient, LARGEST_MESSAGE, PROTOCOL};
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink, Roster};
+use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, Identities, ReportSink, Roster};
 use tenure_model::{
     Ack, Assignment, AttemptId, NodeId, Program, Report, ReportBody, RunKey, TaskNo, TenantId, TiKey,
 };
@@ -85,11 +85,16 @@ pub struct Replica {
 
 impl Replica {
     pub async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    pub async fn start_with(identities: Option<Identities>) -> Self {
         let (book, logs, peers) =
             (Arc::new(Book::default()), Arc::new(InMemory::new()), watch::channel(vec![]));
         let fleet = Fleet::start(FleetParts {
             replica: "a".into(),
             roster: Arc::new(BookRoster(Arc::clone(&book))),
+            identities,
             logs: logs.clone(),
             peers: peers.1,
             clock: Arc::new(SystemClock),

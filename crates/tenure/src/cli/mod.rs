@@ -11,6 +11,7 @@ mod config;
 mod dag;
 mod database;
 mod failure;
+mod joining;
 mod lease;
 mod logs;
 mod node;
@@ -153,7 +154,7 @@ Examples:
   export TENURE_DATABASE_URL=postgres://tenure:…@db/tenure
   export TENURE_BOOTSTRAP_TOKEN=…      made with: openssl rand -hex 32
   tenure server --listen 0.0.0.0:8080
-  tenure server --config /etc/tenure/tenure.toml --advertise http://10.0.0.7:8080
+  tenure server --config /etc/tenure/tenure.toml --advertise https://10.0.0.7:8080 --tls-cert … --tls-key …
 
 TENURE_BOOTSTRAP_TOKEN names the administrators' token of a new database; none is built in.
 Start as many replicas as you like: they share the work out. SIGTERM hands it over first.

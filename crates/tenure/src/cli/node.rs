@@ -13,7 +13,7 @@ use tenure_model::{Resources, duration};
 use super::client::{Client, Path};
 use super::failure::Failure;
 use super::screen::{self, Screen, cell, elapsed, instant, number, text};
-use super::{Context, tell};
+use super::{Context, joining, tell};
 
 /// How often `drain --wait` looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -38,6 +38,18 @@ pub enum NodeCommand {
         /// Name of the node
         node: String,
     },
+    /// Make a token that lets a machine join as a node, list such tokens, or revoke one
+    #[command(after_help = joining::TOKEN_HELP)]
+    Token(joining::TokenArgs),
+    /// Refuse a node from now on: its agent is cut off and cannot come back without a new join token
+    #[command(visible_alias = "revoke", after_help = joining::REMOVE_HELP)]
+    Remove {
+        /// Name of the node
+        node: String,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -58,6 +70,8 @@ pub fn run(command: NodeCommand, context: &Context) -> Result<(), Failure> {
         NodeCommand::Show { node } => show(&node, context),
         NodeCommand::Drain(args) => drain(&args, context),
         NodeCommand::Undrain { node } => undrain(&node, context),
+        NodeCommand::Token(args) => joining::token(&args, context),
+        NodeCommand::Remove { node, yes } => joining::remove(&node, yes, context),
     }
 }
 

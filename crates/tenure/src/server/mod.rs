@@ -14,9 +14,10 @@ use object_store::local::LocalFileSystem;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tenure_dispatch::Executor;
-use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, ReportSink};
+use tenure_fleet::{Fleet, FleetMetrics, FleetParts, Gate, Identities, ReportSink};
 use tenure_model::{Ack, Report};
 use tenure_scheduler::ReportDesk;
+use tenure_store::IdentityStore;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -79,6 +80,10 @@ async fn start(ground: &Ground) -> Result<Server> {
     let fleet = Fleet::start(FleetParts {
         replica: holder.name.clone(),
         roster: Arc::new(Arc::clone(&database.store)),
+        identities: Some(Identities {
+            store: Arc::clone(&database.store) as Arc<dyn IdentityStore>,
+            lifetime: settings.identity_lifetime,
+        }),
         logs: Arc::clone(&logs),
         peers: known_peers,
         clock: Arc::clone(clock),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tenure_lease::{LossPolicy, NOT_THE_MASTER};
 use tenure_model::duration;
 use tenure_scheduler::{Policy, Strategy, Weights};
+use tenure_store::LONGEST_JOIN_TOKEN;
 use tenure_store_postgres::LONGEST_STATEMENT;
 
 use super::file::Entry;
@@ -24,6 +25,10 @@ const MOST_SHARDS: u16 = 1024;
 const MOST_CONNECTIONS: usize = 1000;
 const MOST_DISPATCH: usize = 1_000_000;
 const MOST_WEIGHT: u16 = 1_000;
+/// Agents renew when half of it has passed, and need time for that.
+const SHORTEST_IDENTITY: Duration = Duration::from_secs(10);
+/// What is known of removed nodes is kept for as long.
+const LONGEST_IDENTITY: Duration = LONGEST_JOIN_TOKEN;
 const SHORTEST_TICK: Duration = Duration::from_millis(10);
 
 pub fn settle(edition: Edition, given: &Given, file: Vec<Entry>) -> Result<Settings, Problems> {
@@ -67,6 +72,7 @@ impl Desk {
             }),
             advertise: self.take("advertise", url),
             tls: self.tls(),
+            identity_lifetime: self.need("identity_lifetime", some_time),
             data: self.need("data", folder),
             logs: self.take("logs", folder),
             dags: self.take("dags", folder),
@@ -142,6 +148,10 @@ impl Desk {
                      late, and the tasks of an agent that is only slow must not be given up"
                 ),
             );
+        }
+        if !(SHORTEST_IDENTITY..=LONGEST_IDENTITY).contains(&settings.identity_lifetime) {
+            let (shortest, longest) = (time(SHORTEST_IDENTITY), time(LONGEST_IDENTITY));
+            self.blame("identity_lifetime", format!("is not between {shortest} and {longest}"));
         }
         let in_clear = settings.advertise.as_ref().is_some_and(|url| url.starts_with("http://"));
         if settings.tls.is_some() && in_clear {

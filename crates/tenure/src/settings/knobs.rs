@@ -137,6 +137,13 @@ pub const KNOBS: &[Knob] = &[
         Default::None,
         "The private key of the first certificate in --tls-cert (PEM)",
     ),
+    of_server(knob(
+        "identity_lifetime",
+        "TIME",
+        Group::Place,
+        Default::Same("24h"),
+        "How long the identity of a node that has joined lasts; its agent renews it when half of that has passed",
+    )),
     knob(
         "data",
         "DIR",

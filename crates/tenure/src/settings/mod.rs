@@ -74,6 +74,8 @@ pub struct Settings {
     pub advertise: Option<String>,
     /// Certificate and key; `None`: without TLS.
     pub tls: Option<TlsFiles>,
+    /// How long a node's own identity lasts, unless it is renewed.
+    pub identity_lifetime: Duration,
     pub data: PathBuf,
     /// Where the logs of tasks are kept; `None`: in the data folder.
     pub logs: Option<PathBuf>,
