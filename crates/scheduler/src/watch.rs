@@ -26,11 +26,13 @@ pub(crate) struct NodeWatch {
     last_look: BootTime,
     /// The link on which each node was last met.
     met: BTreeMap<NodeId, Met>,
+    /// When this replica, or another one, last heard of each node that runs something: also of one whose link is gone.
+    heard: BTreeMap<NodeId, BootTime>,
 }
 
 impl NodeWatch {
     pub fn since(now: BootTime) -> Self {
-        Self { since: now, last_look: now, met: BTreeMap::new() }
+        Self { since: now, last_look: now, met: BTreeMap::new(), heard: BTreeMap::new() }
     }
 
     /// Since when this owner has been watching without a break.
@@ -41,6 +43,17 @@ impl NodeWatch {
     /// This owner has had a link to the node.
     pub fn has_met(&self, node: &NodeId) -> bool {
         self.met.contains_key(node)
+    }
+
+    fn hear(&mut self, node: &NodeId, at: BootTime) {
+        let heard = self.heard.entry(node.clone()).or_insert(at);
+        *heard = at.max(*heard);
+    }
+
+    /// For how long nobody has heard of the node, as far as this owner has watched.
+    fn silence(&self, node: &NodeId, now: BootTime) -> Duration {
+        let heard = self.heard.get(node).map_or(self.since, |heard| self.since.max(*heard));
+        now.saturating_since(heard)
     }
 
     /// A process that was frozen or starved has heard nobody, which says nothing about them.
@@ -145,24 +158,27 @@ impl ShardOwner {
     pub async fn reap_silent(&mut self, now: Timestamp) -> Result<(), StoreError> {
         let (clock, threshold) = (self.deps.clock.boottime(), self.deps.config.heartbeat_threshold);
         self.watch.look(clock, self.deps.config.tick + BREAK);
-        let silence = |node: &NodeId| {
-            let heard = self.deps.dispatch.executor().link(node).map(|link| link.heard);
-            clock.saturating_since(heard.unwrap_or(self.watch.since).max(self.watch.since))
-        };
-        let silent: Vec<(NodeId, Duration)> = self
-            .ledger
-            .nodes_in_use()
-            .into_iter()
-            .map(|node| (node.clone(), silence(&node)))
-            .filter(|(_, silent)| *silent > threshold)
-            .collect();
-        if silent.is_empty() {
+        let in_use = self.ledger.nodes_in_use();
+        self.watch.heard.retain(|node, _| in_use.contains(node));
+        for node in &in_use {
+            if let Some(link) = self.deps.dispatch.executor().link(node) {
+                self.watch.hear(node, link.heard);
+            }
+        }
+        // Another replica may hear what this one does not. It is asked long before the threshold, because afterwards
+        // nobody remembers when it last did.
+        let quiet = |node: &NodeId| self.watch.silence(node, clock) > threshold / 3;
+        let quiet: Vec<NodeId> = in_use.into_iter().filter(quiet).collect();
+        if quiet.is_empty() {
             return Ok(());
         }
-        // Another replica may hear what this one does not.
-        let nodes: Vec<NodeId> = silent.iter().map(|(node, _)| node.clone()).collect();
-        let present = self.deps.store.present(&nodes, threshold).await?;
-        for (node, silent) in silent.into_iter().filter(|(node, _)| !present.contains(node)) {
+        for node in self.deps.store.present(&quiet, threshold).await? {
+            self.watch.hear(&node, clock);
+        }
+        let silence = |node: NodeId| (self.watch.silence(&node, clock), node);
+        let silent: Vec<(Duration, NodeId)> =
+            quiet.into_iter().map(silence).filter(|(silent, _)| *silent > threshold).collect();
+        for (silent, node) in silent {
             tracing::warn!(%node, ?silent, "its agent is silent; what ran there is lost");
             let reason = FailReason::AgentLost { silent_ms: silent.as_millis() as u64 };
             for (ti, attempt) in self.running_on(&node) {

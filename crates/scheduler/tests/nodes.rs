@@ -82,6 +82,19 @@ async fn a_silent_node_loses_its_tasks_after_the_threshold_and_not_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_link_breaks_has_the_whole_threshold_to_come_back() {
+    let rig = Rig::new().await;
+    let (mut owner, first) = running(&rig).await;
+    rig.named_node("m", 10).await;
+    owner.hands.connect("m", Some(vec![]));
+    owner.nothing_for(SILENCE * 2).await;
+    owner.hands.disconnect("n");
+    owner.nothing_for(SILENCE * 3 / 4).await;
+    let second = owner.next().await;
+    assert_eq!((second.try_number, second.attempt == first.attempt), (2, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_says_nothing_for_long_is_left_alone_while_its_agent_lives() {
     let rig = Rig::new().await;
     let (mut owner, first) = running(&rig).await;

@@ -59,6 +59,10 @@ pub enum Trouble {
     },
 }
 
+/// How tonic ends its complaint when a server that knows no gRPC, or a proxy, answers with a page: its text is read as
+/// a message, and fails to be one.
+const PAGE: &str = "while receiving response with status: ";
+
 impl Trouble {
     /// Trying again soon will not help; somebody has to change something.
     pub fn needs_somebody(&self) -> bool {
@@ -88,6 +92,12 @@ impl Trouble {
 
     pub(super) fn from_status(status: &Status) -> Self {
         let said = status.message().to_owned();
+        if let Some((_, page)) = said.split_once(PAGE) {
+            return match page.starts_with('4') {
+                true => Self::NotTenure { said: page.to_owned() },
+                false => Self::Unreachable { error: page.to_owned() },
+            };
+        }
         match status.code() {
             Code::PermissionDenied if status.metadata().contains_key(REFUSED_KEY) => Self::Refused { said },
             Code::Unauthenticated | Code::PermissionDenied => Self::WrongToken { said },
@@ -129,11 +139,35 @@ impl fmt::Display for Trouble {
             }
             Self::Tls { said } | Self::Refused { said } | Self::OtherVersion { said } => f.write_str(said),
             Self::NotTenure { said } => {
-                write!(f, "what answers there is no Tenure server ({said}): check --server")
+                write!(
+                    f,
+                    "what answers there takes no agents ({said}): check --server (tenure up runs its tasks itself)"
+                )
             }
             Self::NameTaken { said } => f.write_str(said),
             Self::Silent => f.write_str("it gives no sign of life"),
             Self::Ended { said } => write!(f, "it has ended the connection ({said})"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_instead_of_an_answer_is_told_by_its_status() {
+        let page = |status: &str| {
+            let said =
+                format!("protocol error: received message with invalid compression flag: 123 {PAGE}{status}");
+            Trouble::from_status(&Status::internal(said))
+        };
+        let told = page("404 Not Found");
+        assert!(
+            told.needs_somebody() && told.to_string().contains("takes no agents (404 Not Found)"),
+            "{told}"
+        );
+        let told = page("503 Service Unavailable");
+        assert!(!told.needs_somebody() && told.to_string().contains("503"), "{told}");
     }
 }
