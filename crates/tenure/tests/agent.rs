@@ -230,7 +230,7 @@ fn an_agent_that_cannot_connect_says_why_and_what_to_do() {
     let refused = fails(&cluster, &elsewhere, TOKEN);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
-        said(&refused).contains("no Tenure server") && said(&refused).contains("--server"),
+        said(&refused).contains("takes no agents") && said(&refused).contains("--server"),
         "{}",
         said(&refused)
     );
