@@ -27,6 +27,8 @@ use super::hints::{CHANNEL, payload};
 /// For opening a connection, and for any answer that nothing should hold up.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PING_EVERY: Duration = Duration::from_secs(3);
+/// How often two connections are compared before each is believed to have a server process of its own.
+const ROUNDS: usize = 4;
 /// A pooler with a single connection to give makes the second client wait.
 const POOLER_PATIENCE: Duration = Duration::from_secs(2);
 /// How old the snapshot of a wait may become.
@@ -192,9 +194,16 @@ fn key(session: Session) -> i64 {
 /// sits in one, the first is found elsewhere.
 async fn real_session(holder: &Line, other: &Line, key: i64) -> Result<Result<i32, String>, AttachError> {
     let pid = holder.pid().await?;
-    other.ask("BEGIN").await?;
-    let elsewhere = other.pid().await?;
-    for _ in 0..3 {
+    for round in 0..ROUNDS {
+        if round > 0 {
+            other.ask("ROLLBACK").await?;
+            // A pooler lends what was given back last, unless somebody else came in between.
+            if holder.pid().await? != pid {
+                return Ok(Err(pooled(ELSEWHERE)));
+            }
+        }
+        other.ask("BEGIN").await?;
+        let elsewhere = other.pid().await?;
         let Ok(again) = timeout(POOLER_PATIENCE, holder.pid()).await else {
             // Does it answer once the other is out of the way? Then there was only one for both.
             other.ask("ROLLBACK").await?;
@@ -202,7 +211,7 @@ async fn real_session(holder: &Line, other: &Line, key: i64) -> Result<Result<i3
             return Ok(Err(pooled("two connections share one server process")));
         };
         if again? != pid || elsewhere == pid {
-            return Ok(Err(pooled("two transactions of one connection ran in different server processes")));
+            return Ok(Err(pooled(ELSEWHERE)));
         }
     }
     // Set no earlier: in a session that is shared it would be set for everybody.
@@ -218,6 +227,8 @@ async fn real_session(holder: &Line, other: &Line, key: i64) -> Result<Result<i3
     other.settle().await?;
     Ok(Ok(pid))
 }
+
+const ELSEWHERE: &str = "two transactions of one connection ran in different server processes";
 
 fn pooled(evidence: &str) -> String {
     format!(
