@@ -162,30 +162,18 @@ fn read_priority(cx: &mut Context<'_>, node: &Node, field: &Field<'_>) -> Option
 }
 
 fn read_resources(cx: &mut Context<'_>, node: &Node, field: &Field<'_>) -> Option<Resources> {
-    const CPU: [(&str, f64); 1] = [("m", 0.001)];
-    const KIBI: f64 = 1024.0;
-    const MEMORY: [(&str, f64); 8] = [
-        ("Ki", KIBI),
-        ("Mi", KIBI * KIBI),
-        ("Gi", KIBI * KIBI * KIBI),
-        ("Ti", KIBI * KIBI * KIBI * KIBI),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-    ];
     let mut resources = BTreeMap::new();
     for (key, node) in reading::map(cx, node, field)? {
-        let field = field.key(&key.text);
+        let (field, units) = (field.key(&key.text), Resources::units(&key.text));
         let amount = match key.text.as_str() {
-            Resources::CPU => reading::amount(cx, node, &field, &CPU, 100_000.0),
-            Resources::MEMORY => reading::amount(cx, node, &field, &MEMORY, 1e15),
+            Resources::CPU => reading::amount(cx, node, &field, units, 100_000.0),
+            Resources::MEMORY => reading::amount(cx, node, &field, units, 1e15),
             Resources::TASKS => {
                 let message = format!("{field} cannot be set: every task takes one of them");
                 cx.error(key.at, &field, message);
                 None
             }
-            _ => reading::amount(cx, node, &field, &[], 1e12),
+            _ => reading::amount(cx, node, &field, units, 1e12),
         };
         resources.extend(amount.map(|amount| (key.text.clone(), amount)));
     }

@@ -11,7 +11,7 @@ use tokio::time::MissedTickBehavior;
 use crate::fleet::Shared;
 
 const RECORD_EVERY: Duration = Duration::from_secs(5);
-/// Between two records, when nodes go.
+/// After nodes came or went; however many do, at most so often.
 const SOONEST: Duration = Duration::from_secs(1);
 /// Three heartbeats of an agent.
 const HEARD_WITHIN: Duration = Duration::from_secs(15);
@@ -22,11 +22,12 @@ pub(crate) async fn record(fleet: Arc<Shared>) {
     let mut failing = false;
     let mut links = fleet.changes();
     loop {
-        // A node that goes is not named any longer than it has to be: others wait for that before they move its work.
+        // A node that comes is named soon, because people look for it; one that goes is not named any longer than it
+        // has to be, because others wait for that before they move its work.
         let due = async {
             tokio::select! {
                 _ = ticks.tick() => {}
-                () = gone(&fleet, &mut links) => ticks.reset(),
+                () = changed(&mut links) => ticks.reset(),
             }
         };
         if fleet.closing.run_until_cancelled(due).await.is_none() {
@@ -48,16 +49,9 @@ pub(crate) async fn record(fleet: Arc<Shared>) {
     }
 }
 
-/// When there are fewer links than there were; at most once a second, however many nodes go.
-async fn gone(fleet: &Shared, links: &mut watch::Receiver<u64>) {
-    let before = fleet.all().len();
-    loop {
-        // The sender is in `fleet` itself.
-        links.changed().await.expect("the fleet is there");
-        if fleet.all().len() < before {
-            return tokio::time::sleep(SOONEST).await;
-        }
-    }
+async fn changed(links: &mut watch::Receiver<u64>) {
+    links.changed().await.expect("the sender is in the fleet itself");
+    tokio::time::sleep(SOONEST).await;
 }
 
 fn heard(fleet: &Shared) -> Vec<NodeId> {

@@ -16,6 +16,25 @@ impl Resources {
     /// Every attempt takes one of these, so that a node has an upper bound of processes.
     pub const TASKS: &'static str = "tasks";
 
+    /// What may stand behind an amount of it, and how many it counts for.
+    pub fn units(name: &str) -> &'static [(&'static str, f64)] {
+        const KIBI: f64 = 1024.0;
+        match name {
+            Self::CPU => &[("m", 0.001)],
+            Self::MEMORY => &[
+                ("Ki", KIBI),
+                ("Mi", KIBI * KIBI),
+                ("Gi", KIBI * KIBI * KIBI),
+                ("Ti", KIBI * KIBI * KIBI * KIBI),
+                ("k", 1e3),
+                ("M", 1e6),
+                ("G", 1e9),
+                ("T", 1e12),
+            ],
+            _ => &[],
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

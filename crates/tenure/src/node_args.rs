@@ -52,25 +52,9 @@ fn queue(text: &str) -> Result<QueueName, String> {
 
 /// In thousandths. The same units as in dag files.
 pub fn amount(text: &str) -> Result<(String, u64), String> {
-    const KIBI: f64 = 1024.0;
-    const MEMORY: [(&str, f64); 8] = [
-        ("Ki", KIBI),
-        ("Mi", KIBI * KIBI),
-        ("Gi", KIBI * KIBI * KIBI),
-        ("Ti", KIBI * KIBI * KIBI * KIBI),
-        ("k", 1e3),
-        ("M", 1e6),
-        ("G", 1e9),
-        ("T", 1e12),
-    ];
-    const CPU: [(&str, f64); 1] = [("m", 0.001)];
     let (name, text) =
         text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or("write it like cpu=4")?;
-    let units: &[(&str, f64)] = match name {
-        Resources::CPU => &CPU,
-        Resources::MEMORY => &MEMORY,
-        _ => &[],
-    };
+    let units = Resources::units(name);
     let unit = units.iter().find_map(|(unit, size)| Some((text.strip_suffix(unit)?, *size)));
     let (digits, size) = unit.unwrap_or((text, 1.0));
     let thousandths = digits.trim().parse::<f64>().ok().map(|number| number * size * 1_000.0);

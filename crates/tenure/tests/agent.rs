@@ -4,81 +4,32 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
+use common::worker::{Worker, to_its_end};
 use common::{BINARY, text, wait_until};
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// An agent in a process of its own, killed with its handle.
-struct Agent<'a> {
-    cluster: &'a Cluster,
-    child: Child,
+fn with_arguments(mut command: Command, servers: &str, token: &str) -> Command {
+    command.args(["agent", "--server", servers, "--token", token, "--name", "worker", "--data", "worker"]);
+    command.args(["--label", "zone=b", "--label", "disk=ssd", "--capacity", "cpu=1500m,gpu=2"]);
+    command
 }
 
-impl<'a> Agent<'a> {
-    fn command(cluster: &Cluster, servers: &str, token: &str) -> Command {
-        Self::with_arguments(cluster.command(), servers, token)
-    }
-
-    fn with_arguments(mut command: Command, servers: &str, token: &str) -> Command {
-        command
-            .args(["agent", "--server", servers, "--token", token, "--name", "worker", "--data", "worker"]);
-        command.args(["--label", "zone=b", "--label", "disk=ssd", "--capacity", "cpu=1500m,gpu=2"]);
-        command
-    }
-
-    fn start(cluster: &'a Cluster, servers: &str) -> Self {
-        Self::spawn(cluster, Self::command(cluster, servers, TOKEN))
-    }
-
-    /// From another file than the one of the build.
-    fn start_from(program: &Path, cluster: &'a Cluster, servers: &str) -> Self {
-        let mut command = Command::new(program);
-        command
-            .current_dir(cluster.path(""))
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        Self::spawn(cluster, Self::with_arguments(command, servers, TOKEN))
-    }
-
-    fn spawn(cluster: &'a Cluster, mut command: Command) -> Self {
-        let log = cluster.path("worker.log");
-        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        Self { cluster, child }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.cluster.path("worker.log")).unwrap_or_default()
-    }
-
-    fn wait_said(&self, words: &str, times: usize) {
-        let said =
-            wait_until("its words", PATIENCE, || (self.log().matches(words).count() >= times).then_some(()));
-        assert!(said.is_some(), "in vain waited for {words:?}, {times} times:\n{}", self.log());
-    }
-
-    /// SIGKILL: no goodbye of any kind.
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn terminate(mut self) -> Option<i32> {
-        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        wait_until("its end", PATIENCE, || self.child.try_wait().unwrap()).expect("it ends in time").code()
-    }
+fn start<'a>(cluster: &'a Cluster, servers: &str) -> Worker<'a> {
+    Worker::spawn(cluster, with_arguments(cluster.command(), servers, TOKEN))
 }
 
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// From another file than the one of the build.
+fn start_from<'a>(program: &Path, cluster: &'a Cluster, servers: &str) -> Worker<'a> {
+    let mut command = Command::new(program);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command.current_dir(cluster.path("")).env_clear().env("PATH", path);
+    Worker::spawn(cluster, with_arguments(command, servers, TOKEN))
 }
 
 fn push(cluster: &Cluster, replica: &Replica<'_>, dag: &str, script: &str) {
@@ -92,14 +43,8 @@ fn run(cluster: &Cluster, replica: &Replica<'_>, dag: &str) -> String {
     run["state"].as_str().unwrap().to_owned()
 }
 
-/// To its end, which must come by itself.
 fn fails(cluster: &Cluster, servers: &str, token: &str) -> Output {
-    let mut command = Agent::command(cluster, servers, token);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    if wait_until("its end", PATIENCE, || child.try_wait().unwrap()).is_none() {
-        child.kill().unwrap();
-    }
-    child.wait_with_output().unwrap()
+    to_its_end(with_arguments(cluster.command(), servers, token))
 }
 
 #[test]
@@ -107,7 +52,7 @@ fn an_agent_runs_tasks_for_every_replica_that_it_hears_of() {
     let cluster = Cluster::new();
     let a = cluster.server("a", &["--shards", "4"]);
     let b = cluster.server("b", &[]);
-    let agent = Agent::start(&cluster, &a.url);
+    let agent = start(&cluster, &a.url);
     agent.wait_said("connected to", 2);
     for (number, by) in [&a, &b, &a, &b].into_iter().enumerate() {
         let dag = format!("d{number}");
@@ -135,7 +80,7 @@ fn an_agent_runs_tasks_for_every_replica_that_it_hears_of() {
 fn a_terminated_agent_leaves_its_tasks_running_and_the_next_one_picks_them_up() {
     let cluster = Cluster::new();
     let a = cluster.server("a", &[]);
-    let agent = Agent::start(&cluster, &a.url);
+    let agent = start(&cluster, &a.url);
     agent.wait_said("connected to", 1);
     let (begun, go) = (cluster.path("begun"), cluster.path("go"));
     let script = format!(
@@ -146,8 +91,8 @@ fn a_terminated_agent_leaves_its_tasks_running_and_the_next_one_picks_them_up() 
     push(&cluster, &a, "slow", &script);
     cluster.ok(&a, &["run", "trigger", "slow"]);
     assert!(wait_until("its begin", PATIENCE, || begun.exists().then_some(())).is_some(), "{}", agent.log());
-    assert_eq!(agent.terminate(), Some(0));
-    let agent = Agent::start(&cluster, &a.url);
+    agent.terminate();
+    let agent = start(&cluster, &a.url);
     assert!(agent.log().contains("1 task keeps running"), "{}", agent.log());
     agent.wait_said("1 task from before goes on", 1);
     std::fs::write(go, "").unwrap();
@@ -168,7 +113,7 @@ fn an_agent_upgraded_under_running_tasks_tells_every_end_as_it_was() {
     for path in [&old, &new] {
         std::fs::hard_link(BINARY, path).or_else(|_| std::fs::copy(BINARY, path).map(drop)).unwrap();
     }
-    let agent = Agent::start_from(&old, &cluster, &a.url);
+    let agent = start_from(&old, &cluster, &a.url);
     agent.wait_said("connected to", 1);
     let starts = cluster.path("starts");
     let started = || std::fs::read_to_string(&starts).unwrap_or_default();
@@ -187,14 +132,14 @@ fn an_agent_upgraded_under_running_tasks_tells_every_end_as_it_was() {
     std::fs::remove_file(&old).unwrap();
     std::fs::write(cluster.path("go-alone"), "").unwrap();
     let supervisor = started().lines().find_map(|line| line.strip_prefix("lost ")?.parse().ok()).unwrap();
-    rustix::process::kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
     let exits = || {
         let attempts = std::fs::read_dir(cluster.path("worker").join("attempts")).unwrap().flatten();
         attempts.filter(|attempt| attempt.path().join("exit.json").exists()).count()
     };
     assert!(wait_until("an end without an agent", PATIENCE, || (exits() == 1).then_some(())).is_some());
 
-    let agent = Agent::start_from(&new, &cluster, &a.url);
+    let agent = start_from(&new, &cluster, &a.url);
     agent.wait_said("connected to", 2);
     std::fs::write(cluster.path("go-later"), "").unwrap();
     for (dag, state, words) in
@@ -242,7 +187,7 @@ fn an_agent_that_cannot_connect_says_why_and_what_to_do() {
 
     // One that is not there yet is waited for.
     let port = tenure_testkit::free_port();
-    let agent = Agent::start(&cluster, &format!("http://127.0.0.1:{port}"));
+    let agent = start(&cluster, &format!("http://127.0.0.1:{port}"));
     agent.wait_said("cannot be reached", 1);
     let mut late = cluster.server_command("b", &[]);
     late.env("TENURE_LISTEN", format!("127.0.0.1:{port}"));

@@ -4,73 +4,29 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Command;
 
 use common::cluster::{Cluster, PATIENCE, Replica};
+use common::worker::{Worker, to_its_end};
 use common::{text, wait_until};
-use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
-/// An agent in a process of its own, killed with its handle.
-struct Agent<'a> {
-    cluster: &'a Cluster,
-    child: Child,
+fn command(cluster: &Cluster, server: &str, token: Option<&str>) -> Command {
+    let mut command = cluster.command();
+    command.args(["agent", "--server", server, "--name", "worker", "--data", "worker"]);
+    if let Some(token) = token {
+        command.env("TENURE_TOKEN", token);
+    }
+    command
 }
 
-impl<'a> Agent<'a> {
-    fn command(cluster: &Cluster, server: &str, token: Option<&str>) -> Command {
-        let mut command = cluster.command();
-        command.args(["agent", "--server", server, "--name", "worker", "--data", "worker"]);
-        if let Some(token) = token {
-            command.env("TENURE_TOKEN", token);
-        }
-        command
-    }
-
-    fn start(cluster: &'a Cluster, server: &str, token: Option<&str>) -> Self {
-        let log = cluster.path("worker.log");
-        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let mut command = Self::command(cluster, server, token);
-        let child = command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        Self { cluster, child }
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.cluster.path("worker.log")).unwrap_or_default()
-    }
-
-    fn wait_said(&self, words: &str, times: usize) {
-        let said =
-            wait_until("its words", PATIENCE, || (self.log().matches(words).count() >= times).then_some(()));
-        assert!(said.is_some(), "in vain waited for {words:?}, {times} times:\n{}", self.log());
-    }
-
-    fn wait_end(&mut self) -> Option<i32> {
-        let ended = wait_until("its end", PATIENCE, || self.child.try_wait().unwrap());
-        ended.unwrap_or_else(|| panic!("it goes on:\n{}", self.log())).code()
-    }
-
-    fn terminate(mut self) {
-        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        assert_eq!(self.wait_end(), Some(0), "{}", self.log());
-    }
+fn start<'a>(cluster: &'a Cluster, server: &str, token: Option<&str>) -> Worker<'a> {
+    Worker::spawn(cluster, command(cluster, server, token))
 }
 
-impl Drop for Agent<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// An agent that must end by itself, with its words.
+/// What an agent says that must end by itself.
 fn refused(cluster: &Cluster, server: &str, token: Option<&str>) -> String {
-    let mut command = Agent::command(cluster, server, token);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    if wait_until("its end", PATIENCE, || child.try_wait().unwrap()).is_none() {
-        child.kill().unwrap();
-    }
-    let output: Output = child.wait_with_output().unwrap();
+    let output = to_its_end(command(cluster, server, token));
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     text(&output.stderr)
 }
@@ -96,7 +52,7 @@ fn a_machine_joins_once_comes_back_by_itself_and_is_out_when_it_is_removed() {
     assert!(told.contains("tenure node token"), "{told}");
     let token = cluster.ok(&a, &["node", "token", "--expires", "10m"]).trim().to_owned();
     assert!(token.starts_with("tenure-join-"), "{token}");
-    let agent = Agent::start(&cluster, &a.url, Some(&token));
+    let agent = start(&cluster, &a.url, Some(&token));
     agent.wait_said("connected to", 2);
     let mode = std::fs::metadata(cluster.path("worker/identity.json")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -118,7 +74,7 @@ fn a_machine_joins_once_comes_back_by_itself_and_is_out_when_it_is_removed() {
     }
 
     agent.terminate();
-    let mut agent = Agent::start(&cluster, &a.url, None);
+    let mut agent = start(&cluster, &a.url, None);
     agent.wait_said("connected to", 4);
     assert_eq!(secret(&cluster), shown, "no token, no other identity");
     cluster.ok(&a, &["run", "trigger", "hello", "--wait", "--timeout", "30s"]);
@@ -131,11 +87,11 @@ fn a_machine_joins_once_comes_back_by_itself_and_is_out_when_it_is_removed() {
     let told = refused(&cluster, &b.url, None);
     assert!(told.contains("removed") && told.contains("tenure node token --name worker"), "{told}");
     let told = refused(&cluster, &b.url, Some(&token));
-    assert!(told.contains("tenure node token"), "{told}");
+    assert!(told.contains("node worker was removed") && told.contains("has been used"), "{told}");
 
     // Somebody wants it back.
     let token = cluster.ok(&a, &["node", "token", "--name", "worker"]).trim().to_owned();
-    let agent = Agent::start(&cluster, &a.url, Some(&token));
+    let agent = start(&cluster, &a.url, Some(&token));
     agent.wait_said("connected to", 6);
     assert_ne!(secret(&cluster), shown);
     assert_eq!(nodes(&cluster, &a), ["worker"]);
@@ -146,7 +102,7 @@ fn an_identity_is_renewed_long_before_it_ends() {
     let cluster = Cluster::new();
     let a = cluster.server("a", &["--identity-lifetime", "10s", "--shards", "1"]);
     let token = cluster.json(&a, &["node", "token"])["token"].as_str().unwrap().to_owned();
-    let agent = Agent::start(&cluster, &a.url, Some(&token));
+    let agent = start(&cluster, &a.url, Some(&token));
     agent.wait_said("connected to", 1);
     let first = secret(&cluster);
     let next = wait_until("the next one", PATIENCE, || Some(secret(&cluster)).filter(|next| *next != first));

@@ -69,7 +69,13 @@ pub(super) struct Keyring {
 
 enum Way {
     Token(MetadataValue<Ascii>),
-    Identity { file: PathBuf, join: Option<String>, kept: Mutex<Kept> },
+    Identity {
+        file: PathBuf,
+        join: Option<String>,
+        kept: Mutex<Kept>,
+        /// Why the identity before this one is not good any more.
+        why_anew: Mutex<Option<String>>,
+    },
 }
 
 impl Keyring {
@@ -93,7 +99,12 @@ impl Keyring {
                     Some(kept) if kept.node == node.as_str() => kept,
                     _ => fresh(node.as_str(), clock, entropy),
                 };
-                Way::Identity { file: file.clone(), join: join.clone(), kept: Mutex::new(kept) }
+                Way::Identity {
+                    file: file.clone(),
+                    join: join.clone(),
+                    kept: Mutex::new(kept),
+                    why_anew: Mutex::default(),
+                }
             }
         };
         Ok(Self { way, joining: Default::default() })
@@ -105,7 +116,7 @@ impl Keyring {
         client: &AgentsClient<Channel>,
         clock: &dyn Clock,
     ) -> Result<MetadataValue<Ascii>, Trouble> {
-        let Way::Identity { file, join, kept } = &self.way else { return Ok(self.current()) };
+        let Way::Identity { file, join, kept, why_anew } = &self.way else { return Ok(self.current()) };
         let _alone = self.joining.lock().await;
         let wanted = lock(kept).clone();
         if wanted.joined {
@@ -123,9 +134,16 @@ impl Keyring {
         let mut client = client.clone();
         let answer = match tokio::time::timeout(ANSWER_WITHIN, client.join(request)).await {
             Ok(Ok(answer)) => answer.into_inner(),
-            Ok(Err(status)) => return Err(Trouble::from_status(&status)),
+            Ok(Err(status)) => {
+                let trouble = Trouble::from_status(&status);
+                let why = lock(why_anew).clone().filter(|_| trouble.is_refusal());
+                return Err(why.map_or(trouble, |why| Trouble::Refused {
+                    said: format!("{why}; the token that it was given does not help: {}", status.message()),
+                }));
+            }
             Err(_) => return Err(Trouble::Silent),
         };
+        *lock(why_anew) = None;
         let joined = valid(wanted, clock, Duration::from_millis(answer.valid_for_ms));
         store(file, &joined).map_err(|error| cannot_keep(file, &error))?;
         tracing::info!(node = joined.node, "joined: this node has an identity of its own");
@@ -142,12 +160,19 @@ impl Keyring {
     }
 
     /// The identity that was shown is refused. True: there is a join token to get another one with.
-    pub fn refused(&self, shown: &MetadataValue<Ascii>, clock: &dyn Clock, entropy: &Entropy) -> bool {
-        let Way::Identity { join: Some(_), kept, .. } = &self.way else { return false };
+    pub fn refused(
+        &self,
+        shown: &MetadataValue<Ascii>,
+        why: &Trouble,
+        clock: &dyn Clock,
+        entropy: &Entropy,
+    ) -> bool {
+        let Way::Identity { join: Some(_), kept, why_anew, .. } = &self.way else { return false };
         let mut kept = lock(kept);
         // Another link may have heard it before, and it may be settled by now.
         if kept.joined && bearer(&kept.secret).is_ok_and(|own| own == *shown) {
             *kept = fresh(&kept.node, clock, entropy);
+            *lock(why_anew) = Some(why.to_string());
         }
         true
     }
@@ -258,7 +283,7 @@ fn cannot_keep(file: &Path, error: &io::Error) -> Trouble {
     }
 }
 
-fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
     kept.lock().expect("no panic while holding the identity")
 }
 
@@ -301,6 +326,10 @@ mod tests {
         }
     }
 
+    fn removed() -> Trouble {
+        Trouble::Refused { said: "node n1 was removed".into() }
+    }
+
     #[test]
     fn an_identity_is_kept_for_its_owner_alone_and_found_again() {
         let bench = Bench::new();
@@ -310,7 +339,7 @@ mod tests {
         let keyring = bench.open("n1", None).unwrap();
         assert_eq!(keyring.current(), bearer(&kept.secret).unwrap());
         assert!(
-            !keyring.refused(&keyring.current(), &bench.clock, &Entropy::seeded(2)),
+            !keyring.refused(&keyring.current(), &removed(), &bench.clock, &Entropy::seeded(2)),
             "no way to another one"
         );
         assert!(matches!(bench.open("n2", None), Err(BadLinks::OtherNode { .. })));
@@ -325,10 +354,10 @@ mod tests {
         let keyring = bench.open("n1", Some("tenure-join-1")).unwrap();
         let shown = keyring.current();
         assert_eq!(shown, bearer(&kept.secret).unwrap(), "what is there goes first");
-        assert!(keyring.refused(&shown, &bench.clock, &Entropy::seeded(2)));
+        assert!(keyring.refused(&shown, &removed(), &bench.clock, &Entropy::seeded(2)));
         let other = keyring.current();
         assert_ne!(other, shown);
-        assert!(keyring.refused(&shown, &bench.clock, &Entropy::seeded(3)));
+        assert!(keyring.refused(&shown, &removed(), &bench.clock, &Entropy::seeded(3)));
         assert_eq!(keyring.current(), other, "a second link that hears of it changes nothing");
     }
 

@@ -171,7 +171,7 @@ impl Keeper {
 
     fn can_join_again(&self, trouble: &Trouble, shown: &MetadataValue<Ascii>) -> bool {
         let Shared { keyring, clock, entropy, .. } = &*self.shared;
-        trouble.is_refusal() && keyring.refused(shown, &**clock, entropy)
+        trouble.is_refusal() && keyring.refused(shown, trouble, &**clock, entropy)
     }
 
     /// How it went, and what was shown.
