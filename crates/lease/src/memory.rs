@@ -85,6 +85,27 @@ impl MemoryLeases {
         }
     }
 
+    /// Deletes leases whose scope begins with `under` and that ran out before `before`, at most `limit` of them, with
+    /// their history. Fences stay. Answers with how many.
+    pub fn forget_expired(&self, under: &str, before: jiff::Timestamp, limit: usize) -> usize {
+        let mut books = self.books();
+        let old = |lease: &Lease| lease.record.renewed_at + lease.record.duration < before;
+        let scopes =
+            books.leases.iter().filter(|(scope, lease)| scope.as_str().starts_with(under) && old(lease));
+        let scopes: Vec<Scope> = scopes.map(|(scope, _)| scope.clone()).take(limit).collect();
+        for scope in &scopes {
+            books.leases.remove(scope);
+            books.history.remove(scope);
+        }
+        scopes.len()
+    }
+
+    /// Does something while this fence cannot move, as a transaction that locks its row does.
+    pub fn with_fence<T>(&self, scope: &Scope, work: impl FnOnce(Option<(Epoch, Term)>) -> T) -> T {
+        let books = self.books();
+        work(books.fences.get(scope).copied())
+    }
+
     /// Says that this process has died, true or not: to all that watch it, and to itself if it lives.
     pub fn crash(&self, session: Session) {
         let mut books = self.books();

@@ -1,0 +1,103 @@
+//! The users' and the agents' verbs.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
+use tenure_store::{
+    ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
+    NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
+};
+
+use crate::{MemoryStore, dags, edits, limits, runs};
+
+#[async_trait]
+impl IntentStore for MemoryStore {
+    async fn register_dag(&self, registration: &DagRegistration) -> Result<Registered, StoreError> {
+        self.write(|tables| dags::register(tables, registration))
+    }
+
+    async fn set_paused(&self, trigger: &Trigger, dag: &DagId, paused: bool) -> Result<(), StoreError> {
+        self.write(|tables| dags::set_paused(tables, trigger, dag, paused))
+    }
+
+    async fn delete_dag(&self, trigger: &Trigger, dag: &DagId) -> Result<(), StoreError> {
+        self.write(|tables| dags::delete(tables, trigger, dag))
+    }
+
+    async fn create_run(&self, trigger: &Trigger, run: &NewRun) -> Result<CreateRunOutcome, StoreError> {
+        self.write(|tables| runs::create(tables, trigger, run))
+    }
+
+    async fn delete_run(&self, trigger: &Trigger, dag: &DagId, run: &RunId) -> Result<(), StoreError> {
+        self.write(|tables| runs::delete(tables, trigger, dag, run))
+    }
+
+    async fn set_run_state(
+        &self,
+        trigger: &Trigger,
+        dag: &DagId,
+        run: &RunId,
+        state: RunState,
+    ) -> Result<RunView, StoreError> {
+        self.write(|tables| edits::set_run_state(tables, trigger, dag, run, state))
+    }
+
+    async fn set_run_note(
+        &self,
+        trigger: &Trigger,
+        dag: &DagId,
+        run: &RunId,
+        note: Option<&str>,
+    ) -> Result<RunView, StoreError> {
+        self.write(|tables| runs::set_note(tables, trigger, dag, run, note))
+    }
+
+    async fn clear(&self, trigger: &Trigger, request: &ClearRequest) -> Result<Cleared, StoreError> {
+        self.write(|tables| edits::clear(tables, trigger, request))
+    }
+
+    async fn mark(&self, trigger: &Trigger, request: &MarkRequest) -> Result<Vec<TiView>, StoreError> {
+        self.write(|tables| edits::mark(tables, trigger, request))
+    }
+
+    async fn put_pool(&self, trigger: &Trigger, pool: &PoolRecord) -> Result<(), StoreError> {
+        self.write(|tables| {
+            limits::put_pool(tables, trigger, pool);
+            Ok(())
+        })
+    }
+
+    async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError> {
+        self.write(|tables| limits::delete_pool(tables, trigger, pool))
+    }
+
+    async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError> {
+        self.write(|tables| Ok(limits::register_node(tables, node, at)))
+    }
+
+    async fn drain_node(
+        &self,
+        trigger: &Trigger,
+        node: &NodeId,
+        deadline: Timestamp,
+    ) -> Result<NodeRecord, StoreError> {
+        self.write(|tables| limits::drain_node(tables, trigger, node, deadline))
+    }
+
+    async fn undrain_node(&self, trigger: &Trigger, node: &NodeId) -> Result<NodeRecord, StoreError> {
+        self.write(|tables| limits::undrain_node(tables, trigger, node))
+    }
+
+    async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError> {
+        self.write(|tables| Ok(edits::record(tables, reports, at, self.flaw)))
+    }
+
+    async fn admin_token(&self, offered: Option<&str>) -> Result<Option<String>, StoreError> {
+        Ok(self.read(|tables| {
+            if let (None, Some(offered)) = (&tables.admin_token, offered) {
+                tables.admin_token = Some(offered.to_owned());
+            }
+            tables.admin_token.clone()
+        }))
+    }
+}

@@ -1,0 +1,123 @@
+//! A state database in memory: for the simulator, where a verb has to cost microseconds, and for tests.
+//!
+//! It passes the same suites as SQLite and Postgres, so what runs well on it runs well on them. Each verb is one
+//! transaction: it looks at everything that could refuse it before it changes anything, and never waits inside.
+//! Deterministic: no threads, no wall clock but the one it is given, no map in hash order. What it does not promise
+//! is in its name: it is gone with its process.
+
+mod chores;
+mod dags;
+mod edits;
+mod identities;
+mod intent;
+mod leases;
+mod limits;
+mod pass;
+mod runs;
+mod scheduling;
+mod shares;
+mod tables;
+mod trail;
+mod views;
+
+use std::sync::{Arc, Mutex};
+
+use tenure_clock::Clock;
+use tenure_lease::{EpochGuard, MemoryLeases};
+use tenure_model::{RunKey, ShardId, TiKey};
+use tenure_store::StoreError;
+use tokio::sync::watch;
+
+use tables::Tables;
+
+#[derive(Debug)]
+pub struct MemoryStore {
+    clock: Arc<dyn Clock>,
+    leases: MemoryLeases,
+    tables: Mutex<Tables>,
+    bells: Vec<watch::Sender<u64>>,
+    flaw: Option<Flaw>,
+}
+
+/// Bugs on purpose: whoever checks histories shows with them that it would notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// A deposed owner's writes are taken.
+    NoFence,
+    /// A claim is taken for whatever attempt the task has now.
+    ClaimForAnyAttempt,
+    /// A pass is taken although its run has moved since it was decided.
+    NoRevision,
+    /// A due run is made although there is one for that tick.
+    DueRunsTwice,
+}
+
+impl MemoryStore {
+    pub fn new(shards: u16, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            leases: MemoryLeases::new(Arc::clone(&clock)),
+            tables: Mutex::new(Tables::new(shards)),
+            bells: (0..shards).map(|_| watch::Sender::new(0)).collect(),
+            clock,
+            flaw: None,
+        }
+    }
+
+    /// The same with a bug.
+    pub fn flawed(shards: u16, clock: Arc<dyn Clock>, flaw: Flaw) -> Self {
+        Self { flaw: Some(flaw), ..Self::new(shards, clock) }
+    }
+
+    /// The leases themselves, for those that make them misbehave.
+    pub fn leases(&self) -> &MemoryLeases {
+        &self.leases
+    }
+
+    /// Makes a run unreadable, as a row that another release has written may be.
+    pub fn spoil_run(&self, run: RunKey) {
+        self.read(|tables| tables.spoiled_runs.insert(run));
+    }
+
+    /// The same for one task instance.
+    pub fn spoil_task(&self, ti: TiKey) {
+        self.read(|tables| tables.spoiled_tasks.insert(ti));
+    }
+
+    fn read<T>(&self, work: impl FnOnce(&mut Tables) -> T) -> T {
+        work(&mut self.tables.lock().expect("no panic while holding the tables"))
+    }
+
+    /// A transaction; whoever got attention is woken after it.
+    fn write<T>(&self, work: impl FnOnce(&mut Tables) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let (done, woken) = self.read(|tables| {
+            let done = work(tables);
+            (done, std::mem::take(&mut tables.woken))
+        });
+        for shard in woken {
+            self.ring(shard);
+        }
+        done
+    }
+
+    /// A transaction under a fence, which cannot move while it goes on.
+    fn fenced<T>(
+        &self,
+        guard: &EpochGuard<'_>,
+        work: impl FnOnce(&mut Tables) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.leases.with_fence(guard.scope(), |fence| {
+            let ours = guard.epoch();
+            let holds = fence == Some((ours, guard.term()));
+            if !holds && self.flaw != Some(Flaw::NoFence) {
+                return Err(StoreError::Fenced { ours, current: fence.map(|(epoch, _)| epoch) });
+            }
+            self.write(work)
+        })
+    }
+
+    fn ring(&self, shard: ShardId) {
+        if let Some(bell) = self.bells.get(usize::from(shard.0)) {
+            bell.send_modify(|count| *count += 1);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Pools and nodes: what every owner shares out; and which replica hears which node.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use tenure_lease::EpochGuard;
+use tenure_model::{NodeId, PoolName};
+use tenure_store::{
+    Attention, AuditEntry, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger,
+    drain_scope,
+};
+
+use crate::tables::Tables;
+use crate::trail::{By, entry};
+
+pub(crate) fn put_pool(tables: &mut Tables, trigger: &Trigger, pool: &PoolRecord) {
+    let before = tables.pools.insert(pool.name.clone(), pool.clone());
+    let before = before.map_or(String::new(), |pool| format!("{} slots", pool.slots));
+    pool_changed(tables, trigger, "pool_set", &pool.name, before, format!("{} slots", pool.slots));
+}
+
+pub(crate) fn delete_pool(tables: &mut Tables, trigger: &Trigger, name: &PoolName) -> Result<(), StoreError> {
+    if !tables.pools.contains_key(name) {
+        return Err(StoreError::NotFound(format!("there is no pool {name}")));
+    }
+    if *name == PoolName::default_pool() {
+        return Err(StoreError::Conflict(format!(
+            "{name} is the pool of every task that names none; it stays"
+        )));
+    }
+    let gone = tables.pools.remove(name).expect("found just now");
+    pool_changed(tables, trigger, "pool_deleted", name, format!("{} slots", gone.slots), String::new());
+    Ok(())
+}
+
+fn pool_changed(
+    tables: &mut Tables,
+    trigger: &Trigger,
+    event: &str,
+    name: &PoolName,
+    from: String,
+    to: String,
+) {
+    let changed = AuditEntry { reason: Some(format!("pool {name}")), ..entry(event, from, to) };
+    tables.audit(By::user(trigger), None, None, vec![changed]);
+    tables.attend_everywhere(&Attention::Limits);
+}
+
+/// Those that are nodes, and those that were removed and still hold something.
+pub(crate) fn nodes(tables: &Tables) -> Vec<NodeRecord> {
+    let listed = |record: &&NodeRecord| !record.removed || held(tables, &record.node) > 0;
+    tables.nodes.values().filter(listed).cloned().collect()
+}
+
+/// Tasks that are bound to a node.
+pub(crate) fn held(tables: &Tables, node: &NodeId) -> u64 {
+    let tis = tables.unfinished(None).flat_map(|run| tables.runs[&run].tis.values());
+    tis.filter(|row| row.ti.state.is_bound() && row.ti.node.as_ref() == Some(node)).count() as u64
+}
+
+/// A node that was being drained still is: a restart of its agent is no reason to send it work. Every replica
+/// hears of every node, so one that has nothing new to say wakes nobody.
+pub(crate) fn register_node(
+    tables: &mut Tables,
+    registration: &NodeRegistration,
+    at: Timestamp,
+) -> NodeRecord {
+    let NodeRegistration { node, capacity, labels, taints, queues, version } = registration.clone();
+    let known = tables.nodes.get(&node);
+    let drain = known.and_then(|known| known.drain.clone());
+    let record = NodeRecord {
+        node,
+        capacity,
+        labels,
+        taints,
+        queues,
+        version,
+        registered_at: at,
+        drain,
+        removed: false,
+    };
+    let news = known.is_none_or(|known| NodeRecord { registered_at: at, ..known.clone() } != record);
+    tables.nodes.insert(record.node.clone(), record.clone());
+    if news {
+        tables.attend_everywhere(&Attention::Limits);
+    }
+    record
+}
+
+fn node_named<'a>(tables: &'a mut Tables, name: &NodeId) -> Result<&'a mut NodeRecord, StoreError> {
+    tables.nodes.get_mut(name).ok_or_else(|| StoreError::NotFound(format!("there is no node {name}")))
+}
+
+pub(crate) fn drain_node(
+    tables: &mut Tables,
+    trigger: &Trigger,
+    name: &NodeId,
+    deadline: Timestamp,
+) -> Result<NodeRecord, StoreError> {
+    let record = node_named(tables, name)?;
+    record.drain = Some(Drain::asked(record.drain.as_ref(), deadline, &trigger.actor, trigger.at));
+    let record = record.clone();
+    tables.attend_everywhere(&Attention::Limits);
+    let drained = AuditEntry {
+        node: Some(name.clone()),
+        reason: Some(format!("until {deadline}")),
+        ..entry("node_drained", "", "draining")
+    };
+    tables.audit(By::user(trigger), None, None, vec![drained]);
+    Ok(record)
+}
+
+pub(crate) fn undrain_node(
+    tables: &mut Tables,
+    trigger: &Trigger,
+    name: &NodeId,
+) -> Result<NodeRecord, StoreError> {
+    let record = node_named(tables, name)?;
+    let was_draining = record.drain.take().is_some();
+    let record = record.clone();
+    if was_draining {
+        tables.attend_everywhere(&Attention::Limits);
+        let undrained = AuditEntry { node: Some(name.clone()), ..entry("node_undrained", "draining", "") };
+        tables.audit(By::user(trigger), None, None, vec![undrained]);
+    }
+    Ok(record)
+}
+
+pub(crate) fn check_drain(guard: &EpochGuard<'_>, name: &NodeId) -> Result<(), StoreError> {
+    let (scope, wanted) = (guard.scope(), drain_scope(name));
+    if *scope == wanted {
+        return Ok(());
+    }
+    Err(StoreError::Conflict(format!("{scope} has no authority over the drain of {name}; {wanted} has")))
+}
+
+pub(crate) fn advance_drain(tables: &mut Tables, name: &NodeId, since: Timestamp, to: DrainStage) -> bool {
+    let Some(record) = tables.nodes.get_mut(name) else { return false };
+    let Some(next) = record.drain.as_ref().and_then(|drain| drain.advanced(since, to)) else { return false };
+    record.drain = Some(next);
+    tables.attend_everywhere(&Attention::Limits);
+    true
+}
+
+/// Those of `nodes` that some replica has heard from, in the order of the question.
+pub(crate) fn present(tables: &Tables, now: Timestamp, nodes: &[NodeId], within: Duration) -> Vec<NodeId> {
+    let since = back(now, within);
+    let heard = tables.presence.values().filter(|(at, _)| *at >= since).flat_map(|(_, nodes)| nodes);
+    let heard: BTreeSet<&NodeId> = heard.collect();
+    nodes.iter().filter(|node| heard.contains(node)).cloned().collect()
+}
+
+pub(crate) fn back(now: Timestamp, by: Duration) -> Timestamp {
+    let by = SignedDuration::try_from(by).unwrap_or(SignedDuration::MAX);
+    now.saturating_sub(by).unwrap_or(Timestamp::MIN)
+}

@@ -1,0 +1,103 @@
+//! Everything a pass has decided, in one fenced transaction.
+
+use tenure_lease::EpochGuard;
+use tenure_store::{Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StoreError};
+
+use crate::Flaw;
+use crate::runs::{self, Inserted};
+use crate::tables::{Tables, place};
+use crate::trail::By;
+
+pub(crate) fn commit(
+    tables: &mut Tables,
+    guard: &EpochGuard<'_>,
+    pass: &Pass,
+    flaw: Option<Flaw>,
+) -> Result<Committed, StoreError> {
+    check_shards(tables, guard, pass)?;
+    let mut committed = Committed::default();
+    for change in &pass.runs {
+        if !apply(tables, guard, pass, change, flaw) {
+            committed.conflicts.push(change.run);
+        }
+    }
+    for run in &pass.new_runs {
+        let by = By { tenant: &run.tenant, actor: &pass.actor, at: pass.at, guard: Some(guard) };
+        let mut inserted = runs::insert(tables, by, run);
+        if matches!((&inserted, flaw), (Inserted::Exists, Some(Flaw::DueRunsTwice))) {
+            let run_id = format!("{}-again-{}", run.run_id, tables.last_run).into();
+            let again = tenure_model::NewRun { run_id, logical_date: None, ..run.clone() };
+            inserted = runs::insert(tables, by, &again);
+        }
+        committed.created.push(match inserted {
+            Inserted::Created(header) => NewRunOutcome::Created(header),
+            Inserted::Exists => NewRunOutcome::Exists,
+            Inserted::NoDag => NewRunOutcome::NoDag,
+        });
+    }
+    for ScheduleChange { tenant, dag, last_tick, next_tick } in &pass.schedules {
+        if let Some(dag) = tables.dags.get_mut(&(tenant.clone(), dag.clone())) {
+            dag.progress.last_tick = Some(*last_tick);
+            dag.next_tick = *next_tick;
+        }
+    }
+    pass.attended.iter().for_each(|seq| tables.attended(*seq));
+    Ok(committed)
+}
+
+/// Before anything is changed: nothing of a pass that reaches beyond its authority is kept.
+fn check_shards(tables: &Tables, guard: &EpochGuard<'_>, pass: &Pass) -> Result<(), StoreError> {
+    let scope = guard.scope();
+    for change in &pass.runs {
+        let Some(run) = tables.runs.get(&change.run) else { continue };
+        if run.revision == change.revision && run.shard.scope() != scope.as_str() {
+            return Err(StoreError::Conflict(format!(
+                "{} is of {}, which {scope} has no authority over",
+                change.run, run.shard
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// False: the run is not what the pass was decided from, and nothing of it was changed.
+fn apply(
+    tables: &mut Tables,
+    guard: &EpochGuard<'_>,
+    pass: &Pass,
+    change: &RunChange,
+    flaw: Option<Flaw>,
+) -> bool {
+    let Some(run) = tables.runs.get_mut(&change.run) else { return false };
+    if run.revision != change.revision && flaw != Some(Flaw::NoRevision) {
+        return false;
+    }
+    if change.state.as_ref().is_some_and(|state| state.from != run.view.state) {
+        return false;
+    }
+    let mut undo = vec![];
+    for ti in &change.tis {
+        let Some(before) = run.change_ti(ti) else {
+            for (ti, before) in undo.into_iter().rev() {
+                run.tis.get_mut(&place(ti)).expect("changed just now").ti = before;
+            }
+            return false;
+        };
+        undo.push((ti.ti, before));
+    }
+    change.past_tries.iter().for_each(|past| run.keep_try(past));
+    for (ti, value) in &change.results {
+        run.results.insert(place(*ti), value.clone());
+    }
+    run.revision += 1;
+    run.view.updated_at = pass.at;
+    let (tenant, dag, run_id) = (run.view.tenant.clone(), run.view.dag.clone(), run.view.run_id.clone());
+    if let Some(state) = &change.state {
+        tables.set_state(change.run, state);
+    }
+    if !change.audit.is_empty() {
+        let by = By { tenant: &tenant, actor: &pass.actor, at: pass.at, guard: Some(guard) };
+        tables.audit(by, Some(&dag), Some(&run_id), change.audit.clone());
+    }
+    true
+}

@@ -1,0 +1,84 @@
+//! What follows a change: an audit row for people, attention for the shard's owner.
+
+use jiff::Timestamp;
+use tenure_lease::EpochGuard;
+use tenure_model::{DagId, NodeId, RunId, ShardId, TenantId};
+use tenure_store::{Attention, AuditEntry, AuditView, Trigger};
+
+use crate::tables::Tables;
+
+/// Who did something, under which authority, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct By<'a> {
+    pub(crate) tenant: &'a TenantId,
+    pub(crate) actor: &'a str,
+    pub(crate) at: Timestamp,
+    pub(crate) guard: Option<&'a EpochGuard<'a>>,
+}
+
+impl<'a> By<'a> {
+    pub(crate) fn user(trigger: &'a Trigger) -> Self {
+        Self { tenant: &trigger.tenant, actor: &trigger.actor, at: trigger.at, guard: None }
+    }
+}
+
+/// One entry about a run, a dag or a node as a whole.
+pub(crate) fn entry(event: &str, from: impl Into<String>, to: impl Into<String>) -> AuditEntry {
+    AuditEntry {
+        task: None,
+        map_index: None,
+        event: event.to_owned(),
+        from: from.into(),
+        to: to.into(),
+        try_number: None,
+        attempt: None,
+        node: None,
+        reason: None,
+    }
+}
+
+impl Tables {
+    pub(crate) fn audit(
+        &mut self,
+        by: By<'_>,
+        dag: Option<&DagId>,
+        run: Option<&RunId>,
+        entries: Vec<AuditEntry>,
+    ) {
+        self.last_audit += 1;
+        let view = AuditView {
+            seq: self.last_audit,
+            at: by.at,
+            dag: dag.cloned(),
+            run_id: run.cloned(),
+            actor: by.actor.to_owned(),
+            scope: by.guard.map(|guard| guard.scope().to_string()),
+            epoch: by.guard.map(|guard| guard.epoch().0),
+            entries,
+        };
+        self.audit.insert(self.last_audit, (by.tenant.clone(), view));
+    }
+
+    /// About a node, or what lets nodes in.
+    pub(crate) fn note(&mut self, by: By<'_>, event: &str, to: String, node: Option<NodeId>) {
+        self.audit(by, None, None, vec![AuditEntry { node, ..entry(event, "", to) }]);
+    }
+
+    pub(crate) fn attend(&mut self, shard: ShardId, what: Attention) {
+        self.last_attention += 1;
+        self.attention.insert((shard, self.last_attention), what);
+        self.attention_of.insert(self.last_attention, shard);
+        self.woken.insert(shard);
+    }
+
+    /// For what concerns every owner.
+    pub(crate) fn attend_everywhere(&mut self, what: &Attention) {
+        (0..self.shards).for_each(|shard| self.attend(ShardId(shard), what.clone()));
+    }
+
+    pub(crate) fn attended(&mut self, seq: i64) {
+        if let Some(shard) = self.attention_of.remove(&seq) {
+            self.attention.remove(&(shard, seq));
+        }
+    }
+}
