@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tenure_model::{NodeId, Resources, TaskSpec};
+use tenure_model::{NodeId, QueueName, Resources, TaskSpec};
 use tenure_placement::{Holdup, Request};
 use tenure_store::{NodeRecord, Store, StoreError, Waiting};
 
@@ -11,8 +11,13 @@ use crate::picture::{Picture, Specs, specs_of, times};
 /// Tasks that ask for the same, and that no node has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// What each asks for: `gpu 1, zone=b`.
+    /// What each asks for, in words: `gpu 1, zone=b`.
     pub shape: String,
+    /// What each asks for. A task that asks for nothing still needs a slot.
+    pub each: Resources,
+    /// Labels that a node must carry for them.
+    pub labels: BTreeMap<String, String>,
+    pub queue: QueueName,
     pub tasks: u32,
     /// What all of them ask for.
     pub missing: Resources,
@@ -33,7 +38,14 @@ impl Demand {
     /// Costs what is active and what waits, not what has finished.
     pub async fn read(store: &(impl Store + ?Sized)) -> Result<Self, StoreError> {
         let picture = Picture::read(store).await?;
-        let waiting = store.waiting().await?;
+        let mut waiting = store.waiting().await?;
+        let dags: BTreeSet<_> = waiting.iter().map(|one| (one.tenant.clone(), one.dag.clone())).collect();
+        let dags: Vec<_> = dags.into_iter().collect();
+        let activity = store.dag_activity(&dags).await?;
+        // What is paused would not run if there were room.
+        let paused: BTreeSet<_> =
+            activity.iter().filter(|dag| dag.paused).map(|dag| (&dag.tenant, &dag.dag)).collect();
+        waiting.retain(|one| !paused.contains(&(&one.tenant, &one.dag)));
         let specs = specs_of(store, waiting.iter().map(|one| (&one.tenant, &one.dag, one.version))).await?;
         Ok(Self::of(&picture, &waiting, &specs))
     }
@@ -50,12 +62,18 @@ impl Demand {
             let shape = shape(spec);
             let unmet = unplaceable.entry(shape.clone()).or_insert_with(|| Unmet {
                 shape,
+                each: match spec.resources.is_empty() {
+                    true => Request::of_task(spec, tenant, dag).resources,
+                    false => spec.resources.clone(),
+                },
+                labels: spec.node_selector.clone(),
+                queue: spec.queue.clone(),
                 tasks: 0,
                 missing: Resources::default(),
                 reason: why.to_string(),
             });
             unmet.tasks += count;
-            unmet.missing.add(&times(&Request::of_task(spec, tenant, dag).resources, *count));
+            unmet.missing.add(&times(&unmet.each, *count));
         }
         let takes_work = |node: &NodeId| {
             let takes = picture.node(node.as_str()).is_some_and(NodeRecord::takes_work);
@@ -121,6 +139,26 @@ mod tests {
         assert_eq!((unmet.shape.as_str(), unmet.tasks, unmet.missing.get("gpu")), ("gpu 1", 5, 5_000));
         assert_eq!(demand.idle, [NodeId::new("small")].into(), "one is busy, one is not connected");
         assert_eq!(demand.nodes, 2);
+    }
+
+    #[test]
+    fn a_shortage_says_what_a_node_would_have_to_have() {
+        let mut spec = dag("x", 1, "default_pool");
+        spec.tasks[0].node_selector = [("zone".to_owned(), "b".to_owned())].into();
+        spec.tasks[0].queue = "gpus".into();
+        let mut slots = dag("y", 0, "default_pool");
+        slots.tasks[0].resources = Resources::default();
+        slots.tasks[0].queue = "none".into();
+        let specs: Specs = [spec, slots]
+            .into_iter()
+            .map(|spec| ((TenantId::default_tenant(), spec.id.clone(), 1), Arc::new(spec)))
+            .collect();
+        let demand = Demand::of(&picture(&[], &specs), &[waiting("x", 2), waiting("y", 3)], &specs);
+        let [gpus, slots] = &demand.unplaceable[..] else { panic!("{:?}", demand.unplaceable) };
+        assert_eq!((gpus.shape.as_str(), gpus.queue.as_str()), ("gpu 1, zone=b, queue gpus", "gpus"));
+        assert_eq!((gpus.each.get("gpu"), gpus.each.get(Resources::TASKS)), (1_000, 0));
+        assert_eq!(gpus.labels, [("zone".to_owned(), "b".to_owned())].into());
+        assert_eq!((slots.shape.as_str(), slots.missing.get(Resources::TASKS)), ("queue none", 3_000));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Chores of the whole installation, done by one replica at a time: what is older than it should be kept is deleted,
-//! in small batches, under the fence of the controller's own scope; drains of nodes are seen through, each under the
-//! fence of its own.
+//! in small batches, under the fence of the controller's own scope; what capacity is missing is told under the same one;
+//! drains of nodes are seen through, each under the fence of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use tenure_store::{SharedStore, StoreError};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::drains;
+use crate::signals::{SignalMetrics, Signalling};
+use crate::{drains, signals};
 
 /// What the controller leads.
 pub const CONTROLLER_SCOPE: &str = "controller/leader";
@@ -53,6 +54,7 @@ pub struct ControllerParts {
     pub entropy: Entropy,
     pub metrics: ControllerMetrics,
     pub retention: Retention,
+    pub signals: Signalling,
     pub sole_instance: bool,
 }
 
@@ -92,6 +94,7 @@ async fn run(parts: ControllerParts, mut candidacy: Candidacy, stop: Cancellatio
             () = stop.cancelled() => {}
             () = keep_house(&parts, &tenure) => {}
             () = drains::carry_out(&parts) => {}
+            () = signals::keep_watch(&parts, &tenure) => {}
         }
         tenure.resign().await;
     }
@@ -172,11 +175,12 @@ struct What {
 pub struct ControllerMetrics {
     deleted: Family<What, Counter>,
     errors: Counter,
+    pub(crate) signals: SignalMetrics,
 }
 
 impl ControllerMetrics {
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
+        let metrics = Self { signals: SignalMetrics::register(registry), ..Self::default() };
         registry.register(
             "tenure_retention_deleted",
             "Rows deleted because they were older than they are kept",

@@ -24,6 +24,7 @@ mod ready;
 mod reports;
 mod scheduler;
 mod shares;
+mod signals;
 mod watch;
 
 pub use controller::{CONTROLLER_SCOPE, Controller, ControllerMetrics, ControllerParts, Retention};
@@ -31,4 +32,5 @@ pub use desk::ReportDesk;
 pub use metrics::SchedulerMetrics;
 pub use owner::OwnerConfig;
 pub use scheduler::{OwnerStatus, Scheduler, SchedulerHandle, SchedulerParts};
+pub use signals::{Shortage, Signal, SignalListener, SignalRules, Signalling};
 pub use tenure_placement::{Policy, Strategy, Weights};

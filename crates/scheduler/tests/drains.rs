@@ -3,56 +3,14 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::registry::Registry;
+use rig::chief::Chief;
 use rig::{Options, Owner, PATIENCE, Rig, exec, wait};
-use tenure_clock::Entropy;
-use tenure_lease::{Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Session};
 use tenure_model::{Ack, Assignment, DagSpec, FailReason, NodeId, Outcome, RunState};
-use tenure_scheduler::{Controller, ControllerMetrics, ControllerParts, Retention};
 use tenure_store::{Drain, DrainStage, drain_scope};
 
 const STOPPED: Outcome = Outcome::Failed { reason: FailReason::Stopped };
-
-/// A replica that leads the controller and owns no shard.
-struct Chief {
-    controller: Controller,
-    elector: Arc<Elector>,
-}
-
-impl Chief {
-    fn start(rig: &Rig, name: &str) -> Self {
-        let entropy = Entropy::from_os();
-        let session = Session(entropy.uuid(rig.clock.now()));
-        let holder = Holder { name: name.into(), instance: name.into(), session, address: None };
-        let parts = ElectorParts {
-            leases: rig.store.clone(),
-            fences: rig.store.clone(),
-            clock: Arc::clone(&rig.clock),
-            entropy: entropy.clone(),
-            metrics: LeaseMetrics::default(),
-        };
-        let config = ElectorConfig::new(holder, Duration::from_secs(5));
-        let elector = Arc::new(Elector::start(parts, config).unwrap());
-        let controller = Controller::start(ControllerParts {
-            store: rig.store.clone(),
-            elector: Arc::clone(&elector),
-            clock: Arc::clone(&rig.clock),
-            entropy,
-            metrics: ControllerMetrics::register(&mut Registry::default()),
-            retention: Retention { runs: None, audit: None, members: None, every: PATIENCE },
-            sole_instance: false,
-        });
-        Self { controller, elector }
-    }
-
-    async fn stop(self) {
-        self.controller.stop().await;
-        self.elector.stop().await;
-    }
-}
 
 /// `n` and `m` with room for so many tasks each.
 async fn two_nodes(tasks: u64) -> (Rig, Owner) {

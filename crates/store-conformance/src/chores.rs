@@ -1,16 +1,19 @@
-//! Goal: whoever leads the controller forgets what is old, in small batches, and nothing that anybody needs.
+//! Goal: whoever leads the controller forgets what is old, in small batches, and nothing that anybody needs; what it
+//! has told is remembered.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tenure_lease::{AcquireOutcome, AcquireRequest, Epoch, Scope, Takeover, Tenure};
 use tenure_model::{RunKey, RunState, TiKey};
-use tenure_store::{CONTROLLER_SCOPE, Pass, RunChange, RunQuery, StoreError, TryRecord};
+use tenure_store::{
+    AuditEntry, AuditQuery, CONTROLLER_SCOPE, Paging, Pass, RunChange, RunQuery, StoreError, TryRecord,
+};
 
 use crate::Fresh;
 use crate::harness::{
-    World, assert_conflict, assert_fenced, due_run, holder, key_of, new_run, now, pass_of, spec, tenant,
-    term, ti, value,
+    NODE, World, assert_conflict, assert_fenced, due_run, holder, key_of, new_run, now, pass_of, spec,
+    tenant, term, ti, value,
 };
 
 async fn controller(world: &World) -> Tenure {
@@ -238,4 +241,37 @@ pub async fn replicas_that_no_longer_report_are_forgotten_in_batches(fresh: Fres
     assert_eq!(world.store.present(&["n1".into()], long).await.expect("answered"), ["n1".into()]);
     assert_eq!(delete_members(&world, soon, 2).await, 1);
     assert_eq!(world.store.present(&["n1".into()], long).await.expect("answered"), []);
+}
+
+fn told(event: &str) -> AuditEntry {
+    let (node, reason) = (Some(NODE.into()), Some("no node has one".into()));
+    AuditEntry { to: "gpu 1".into(), node, reason, ..AuditEntry::new(event) }
+}
+
+pub async fn signals_are_told_under_the_controllers_fence_and_remembered(fresh: Fresh) {
+    let world = World::of(fresh);
+    assert_eq!(world.store.open_signals().await.expect("answered"), None);
+    let leader = controller(&world).await;
+    let guard = leader.guard().expect("a long lease");
+    let tell = async |guard, event, open| world.store.tell_signals(guard, now(), &[told(event)], open).await;
+    tell(&guard, "capacity_shortage", "one").await.expect("told");
+    tell(&guard, "capacity_shortage_over", "two").await.expect("told again");
+    assert_eq!(world.store.open_signals().await.expect("answered").as_deref(), Some("two"));
+
+    world.register(&spec("etl", "a")).await;
+    let owner = world.owner_of("etl").await;
+    let of_owner = owner.guard().expect("a long lease");
+    let refused = tell(&of_owner, "of an owner", "three").await;
+    assert_conflict(refused, owner.scope().as_str());
+    world.heir_of(&leader).await;
+    assert_fenced(tell(&guard, "too late", "four").await);
+    assert_eq!(world.store.open_signals().await.expect("answered").as_deref(), Some("two"));
+
+    let all =
+        AuditQuery { tenant: tenant(), dag: None, run: None, after_seq: None, paging: Paging::default() };
+    let rows = world.store.list_audit(&all).await.expect("listed").items;
+    let rows: Vec<_> = rows.iter().filter(|row| row.scope.as_deref() == Some(CONTROLLER_SCOPE)).collect();
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    assert_eq!(rows[0].entries, [told("capacity_shortage")]);
+    assert_eq!((rows[1].epoch, rows[1].actor.as_str()), (Some(leader.epoch().0), "controller"));
 }

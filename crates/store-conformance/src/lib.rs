@@ -232,6 +232,7 @@ macro_rules! exercise {
                 old_audit_rows_go_in_batches_the_oldest_first,
                 seats_of_members_that_are_gone_are_forgotten_and_their_epochs_go_on,
                 replicas_that_no_longer_report_are_forgotten_in_batches,
+                signals_are_told_under_the_controllers_fence_and_remembered,
             ],
         }
         $crate::facts! { $crate, $fresh(1);

@@ -1,9 +1,9 @@
-//! What the controller's leader forgets: old runs, old audit rows, members that are gone.
+//! What the controller's leader forgets (old runs, old audit rows, members that are gone) and what it tells.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use tenure_lease::{EpochGuard, MEMBERS};
-use tenure_model::{NodeId, RunKey};
+use tenure_model::{NodeId, RunKey, TenantId};
 use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreError};
 
 use crate::MemoryStore;
@@ -78,6 +78,27 @@ impl ChoreStore for MemoryStore {
             Ok(old.len() as u64)
         })?;
         Ok(seats + replicas)
+    }
+
+    async fn tell_signals(
+        &self,
+        guard: &EpochGuard<'_>,
+        at: Timestamp,
+        entries: &[AuditEntry],
+        open: &str,
+    ) -> Result<(), StoreError> {
+        check_controller(guard)?;
+        self.fenced(guard, |tables| {
+            let tenant = TenantId::default_tenant();
+            let by = By { tenant: &tenant, actor: "controller", at, guard: Some(guard) };
+            tables.audit(by, None, None, entries.to_vec());
+            tables.open_signals = Some(open.to_owned());
+            Ok(())
+        })
+    }
+
+    async fn open_signals(&self) -> Result<Option<String>, StoreError> {
+        Ok(self.read(|tables| tables.open_signals.clone()))
     }
 }
 

@@ -43,6 +43,8 @@ pub(crate) struct Tables {
     pub(crate) tokens: BTreeMap<String, TokenRow>,
     pub(crate) credentials: BTreeMap<String, Credential>,
     pub(crate) admin_token: Option<String>,
+    /// What the controller's leader has told last.
+    pub(crate) open_signals: Option<String>,
     pub(crate) spoiled_runs: BTreeSet<RunKey>,
     pub(crate) spoiled_tasks: BTreeSet<TiKey>,
 }
@@ -125,6 +127,7 @@ impl Tables {
             tokens: BTreeMap::new(),
             credentials: BTreeMap::new(),
             admin_token: None,
+            open_signals: None,
             spoiled_runs: BTreeSet::new(),
             spoiled_tasks: BTreeSet::new(),
         }

@@ -24,17 +24,7 @@ impl<'a> By<'a> {
 
 /// One entry about a run, a dag or a node as a whole.
 pub(crate) fn entry(event: &str, from: impl Into<String>, to: impl Into<String>) -> AuditEntry {
-    AuditEntry {
-        task: None,
-        map_index: None,
-        event: event.to_owned(),
-        from: from.into(),
-        to: to.into(),
-        try_number: None,
-        attempt: None,
-        node: None,
-        reason: None,
-    }
+    AuditEntry { from: from.into(), to: to.into(), ..AuditEntry::new(event) }
 }
 
 impl Tables {

@@ -364,17 +364,7 @@ pub(crate) fn entries_text(entries: &[AuditEntry]) -> String {
 
 /// An entry about a run or a dag as a whole.
 pub(crate) fn entry(event: &str) -> AuditEntry {
-    AuditEntry {
-        task: None,
-        map_index: None,
-        event: event.to_owned(),
-        from: String::new(),
-        to: String::new(),
-        try_number: None,
-        attempt: None,
-        node: None,
-        reason: None,
-    }
+    AuditEntry::new(event)
 }
 
 /// Task instances by their numbers, for statements that take nothing else of them.

@@ -1,11 +1,12 @@
-//! Tidying up, a little at a time, under the controller's fence. Each verb starts from an index that has the oldest
+//! Tidying up, a little at a time, under the controller's fence, and telling of what its leader has seen. Each verb that
+//! deletes starts from an index that has the oldest
 //! first, and stops at its limit: what it costs does not grow with what stays.
 
 use async_trait::async_trait;
 use futures::try_join;
 use jiff::Timestamp;
 use tenure_lease::EpochGuard;
-use tenure_model::NodeId;
+use tenure_model::{NodeId, TenantId};
 use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreError, drain_scope};
 use tokio_postgres::types::ToSql;
 
@@ -59,6 +60,12 @@ pub(crate) const OLD_SEATS: &str = "WITH gone AS (
 pub(crate) const OLD_PRESENCE: &str = "DELETE FROM presence WHERE replica = ANY(ARRAY(
         SELECT replica FROM presence WHERE at < $1 ORDER BY replica LIMIT $2 FOR UPDATE SKIP LOCKED))";
 
+const TELL_SIGNALS: &str = "INSERT INTO audit (at, tenant, actor, scope, epoch, entries)
+    VALUES ($1, $2, $3, $4, $5, $6)";
+const KEEP_SIGNALS: &str = "INSERT INTO meta (name, value) VALUES ('signals', $1)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+const OPEN_SIGNALS: &str = "SELECT value FROM meta WHERE name = 'signals'";
+
 #[async_trait]
 impl ChoreStore for PostgresStore {
     async fn delete_old_runs(
@@ -109,6 +116,23 @@ impl ChoreStore for PostgresStore {
         let session = self.chore(guard, "forgetting members that are gone").await?;
         let outcome = delete_members(&session, before, limit).await;
         session.finish(outcome).await
+    }
+
+    async fn tell_signals(
+        &self,
+        guard: &EpochGuard<'_>,
+        at: Timestamp,
+        entries: &[AuditEntry],
+        open: &str,
+    ) -> Result<(), StoreError> {
+        let session = self.chore(guard, "telling of signals").await?;
+        let outcome = tell_signals(&session, guard, at, entries, open).await;
+        session.finish(outcome).await
+    }
+
+    async fn open_signals(&self) -> Result<Option<String>, StoreError> {
+        let kept = Session::once(&self.pool, "reading which signals are open", OPEN_SIGNALS, &[]).await?;
+        Ok(rows::all(&kept, |cells| cells.take())?.pop())
     }
 }
 
@@ -164,6 +188,22 @@ async fn delete_runs(
         session.execute(sql, &[&keys]).await?;
     }
     Ok(keys.len() as u64)
+}
+
+async fn tell_signals(
+    session: &Session,
+    guard: &EpochGuard<'_>,
+    at: Timestamp,
+    entries: &[AuditEntry],
+    open: &str,
+) -> Result<(), StoreError> {
+    let tenant = TenantId::default_tenant();
+    let (scope, epoch) = (guard.scope().as_str(), guard.epoch().0 as i64);
+    let entries = batch::entries_text(entries);
+    let told: [&(dyn ToSql + Sync); 6] = [&at, &tenant.as_str(), &"controller", &scope, &epoch, &entries];
+    session.execute(TELL_SIGNALS, &told).await?;
+    session.execute(KEEP_SIGNALS, &[&open]).await?;
+    Ok(())
 }
 
 async fn delete_members(session: &Session, before: Timestamp, limit: u32) -> Result<u64, StoreError> {

@@ -1,4 +1,4 @@
-//! What the controller's leader forgets: old runs, old audit rows, members that are gone.
+//! What the controller's leader forgets (old runs, old audit rows, members that are gone) and what it tells.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreEr
 
 use crate::errors::Fail;
 use crate::leases::{Authority, check_fence};
-use crate::rows::{At, all};
+use crate::rows::{At, all, one};
 use crate::trail::{self, By};
 use crate::writer::Tx;
 use crate::{Office, SqliteStore, limits};
@@ -66,6 +66,46 @@ impl ChoreStore for SqliteStore {
         };
         self.write("forgetting members that are gone", move |tx, office| work(tx, office)).await
     }
+
+    async fn tell_signals(
+        &self,
+        guard: &EpochGuard<'_>,
+        at: Timestamp,
+        entries: &[AuditEntry],
+        open: &str,
+    ) -> Result<(), StoreError> {
+        let (authority, entries, open) = (Authority::from(guard), entries.to_vec(), open.to_owned());
+        let work = move |conn: &Connection| tell_signals(conn, &authority, at, &entries, &open);
+        self.write("telling of signals", move |tx, _| work(tx)).await
+    }
+
+    async fn open_signals(&self) -> Result<Option<String>, StoreError> {
+        self.read("reading which signals are open", |conn, _| {
+            one(&mut conn.prepare_cached(OPEN_SIGNALS)?, [], |cells| cells.take())
+        })
+        .await
+    }
+}
+
+const OPEN_SIGNALS: &str = "SELECT value FROM meta WHERE name = 'signals'";
+
+fn tell_signals(
+    conn: &Connection,
+    authority: &Authority,
+    at: Timestamp,
+    entries: &[AuditEntry],
+    open: &str,
+) -> Result<(), Fail> {
+    check_controller(conn, authority)?;
+    let tenant = TenantId::default_tenant();
+    let authority = Some((authority.scope.as_str(), authority.epoch.0));
+    trail::audit(conn, By { tenant: &tenant, actor: "controller", at, authority }, None, None, entries)?;
+    let mut keep = conn.prepare_cached(
+        "INSERT INTO meta (name, value) VALUES ('signals', ?1)
+         ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+    )?;
+    keep.execute([open])?;
+    Ok(())
 }
 
 fn check_controller(conn: &Connection, authority: &Authority) -> Result<(), Fail> {

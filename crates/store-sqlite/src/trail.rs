@@ -56,17 +56,7 @@ pub(crate) fn audit_text(
 
 /// One entry about a run or a dag as a whole.
 pub(crate) fn entry(event: &str, from: impl Into<String>, to: impl Into<String>) -> AuditEntry {
-    AuditEntry {
-        task: None,
-        map_index: None,
-        event: event.to_owned(),
-        from: from.into(),
-        to: to.into(),
-        try_number: None,
-        attempt: None,
-        node: None,
-        reason: None,
-    }
+    AuditEntry { from: from.into(), to: to.into(), ..AuditEntry::new(event) }
 }
 
 pub(crate) fn attention(tx: &Tx<'_>, shard: ShardId, what: &Attention) -> Result<(), Fail> {

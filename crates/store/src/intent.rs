@@ -13,7 +13,7 @@ use tenure_model::{
     TaskId, TenantId,
 };
 
-use crate::{Drain, DrainStage, RunHeader, RunView, StoreError, TiView, VersionView};
+use crate::{AuditEntry, Drain, DrainStage, RunHeader, RunView, StoreError, TiView, VersionView};
 
 #[async_trait]
 pub trait IntentStore: Send + Sync {
@@ -128,6 +128,19 @@ pub trait ChoreStore: Send + Sync {
         before: Timestamp,
         limit: u32,
     ) -> Result<u64, StoreError>;
+
+    /// Tells of signals in the audit trail, and keeps `open`, what is to be remembered of them, in their place for
+    /// the next leader: both or neither.
+    async fn tell_signals(
+        &self,
+        guard: &EpochGuard<'_>,
+        at: Timestamp,
+        entries: &[AuditEntry],
+        open: &str,
+    ) -> Result<(), StoreError>;
+
+    /// What the last [`tell_signals`](Self::tell_signals) has kept. `None`: there never was one.
+    async fn open_signals(&self) -> Result<Option<String>, StoreError>;
 }
 
 /// Who asks, for whom, and when.

@@ -324,6 +324,23 @@ pub struct AuditEntry {
     pub reason: Option<String>,
 }
 
+impl AuditEntry {
+    /// About a run, a dag or the installation as a whole.
+    pub fn new(event: impl Into<String>) -> Self {
+        Self {
+            task: None,
+            map_index: None,
+            event: event.into(),
+            from: String::new(),
+            to: String::new(),
+            try_number: None,
+            attempt: None,
+            node: None,
+            reason: None,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleChange {
     pub tenant: TenantId,

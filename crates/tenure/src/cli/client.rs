@@ -373,7 +373,7 @@ fn checked(url: &str) -> Result<String, Failure> {
     }
 }
 
-fn is_loopback(url: &str) -> bool {
+pub fn is_loopback(url: &str) -> bool {
     let host = url.split("://").nth(1).unwrap_or(url);
     ["127.", "localhost", "[::1]"].iter().any(|start| host.starts_with(start))
 }

@@ -29,7 +29,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 
 use client::{Client, Path};
-pub use client::{endpoint, trust};
+pub use client::{endpoint, is_loopback, trust};
 pub use failure::{Failure, NOT_THE_MASTER};
 use screen::Screen;
 

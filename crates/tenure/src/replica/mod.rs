@@ -12,6 +12,7 @@ mod logging;
 mod peers;
 mod porch;
 mod signals;
+mod webhook;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -29,7 +30,7 @@ use tenure_dispatch::{DispatchMetrics, EnvSecrets, Executor, PoolSize};
 use tenure_lease::{Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Session};
 use tenure_scheduler::{
     Controller, ControllerMetrics, ControllerParts, OwnerConfig, ReportDesk, Retention, Scheduler,
-    SchedulerMetrics, SchedulerParts,
+    SchedulerMetrics, SchedulerParts, SignalListener, Signalling,
 };
 use tenure_store::SharedStore;
 use tenure_tls::ServerTls;
@@ -40,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use crate::elect::{host_name, own_name};
 use crate::settings::{Edition, Given, Settings, TlsFiles};
 use health::{Health, Vitals};
+use webhook::Webhook;
 
 pub use database::{Database, waiting};
 pub use folder::{DagFolder, FolderReport};
@@ -159,7 +161,7 @@ impl Replica {
         let ReplicaParts { ground, database, holder, executor, mut registry, edition } = parts;
         let Ground { settings, clock, entropy } = ground;
         let store = Arc::clone(&database.store);
-        let actor = holder.name.clone();
+        let (actor, replica_name) = (holder.name.clone(), holder.name.clone());
         let lease_metrics = LeaseMetrics::register(&mut registry, Arc::clone(clock));
         let elector_parts = ElectorParts {
             leases: Arc::clone(&database.leases),
@@ -199,6 +201,13 @@ impl Replica {
             },
             sole_instance,
         });
+        let listener = match &settings.webhook {
+            Some(url) => {
+                let webhook = Webhook::start(url, &replica_name, entropy, &mut registry)?;
+                Some(Arc::new(webhook) as Arc<dyn SignalListener>)
+            }
+            None => None,
+        };
         let controller = Controller::start(ControllerParts {
             store: Arc::clone(&store),
             elector: Arc::clone(&elector),
@@ -210,6 +219,7 @@ impl Replica {
                 audit: settings.keep_audit,
                 ..Retention::default()
             },
+            signals: Signalling { rules: settings.signals.clone(), listener },
             sole_instance,
         });
         let health = Arc::new(Health::new(Vitals {

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use tenure_lease::{LossPolicy, NOT_THE_MASTER};
 use tenure_model::duration;
-use tenure_scheduler::{Policy, Strategy, Weights};
+use tenure_scheduler::{Policy, SignalRules, Strategy, Weights};
 use tenure_store::LONGEST_JOIN_TOKEN;
 use tenure_store_postgres::LONGEST_STATEMENT;
 
 use super::file::Entry;
 use super::knobs::{KNOBS, Knob};
+use super::masks::masked;
 use super::{Edition, Given, LeaseBackend, Problems, Profile, Settings, Shown, Source, TlsFiles};
 use crate::epochs::Epochs;
 
@@ -25,6 +26,7 @@ const MOST_SHARDS: u16 = 1024;
 const MOST_CONNECTIONS: usize = 1000;
 const MOST_DISPATCH: usize = 1_000_000;
 const MOST_WEIGHT: u16 = 1_000;
+const MOST_KEPT_NODES: usize = 1_000_000;
 /// Agents renew when half of it has passed, and need time for that.
 const SHORTEST_IDENTITY: Duration = Duration::from_secs(10);
 /// What is known of removed nodes is kept for as long.
@@ -100,6 +102,13 @@ impl Desk {
                     failed_here: self.need("placement_failed_here", weight),
                     failed_lately: self.need("placement_failed_lately", weight),
                 },
+            },
+            webhook: self.take("signals_webhook", webhook),
+            signals: SignalRules {
+                shortage_after: self.need("signals_shortage_after", some_time),
+                idle_after: self.need("signals_idle_after", some_time),
+                keep_nodes: self.need("signals_keep_nodes", kept_nodes),
+                interval: self.need("signals_interval", some_time),
             },
             keep_runs: self.need("keep_runs", keep),
             keep_audit: self.need("keep_audit", keep),
@@ -332,33 +341,28 @@ fn weight(text: &str) -> Result<u16, String> {
     }
 }
 
+/// Unlike other addresses of ours it may have a path and a query, which are often its secret.
+fn webhook(text: &str) -> Result<String, String> {
+    let known = text.starts_with("http://") || text.starts_with("https://");
+    let uri: Option<ureq::http::Uri> = text.parse().ok().filter(|_| known);
+    match uri.and_then(|uri| uri.host().map(|host| !host.is_empty())) {
+        Some(true) => Ok(text.to_owned()),
+        _ => Err("is no address that something could be sent to, like https://scaler.internal/tenure".into()),
+    }
+}
+
+/// With none kept, every node may be told to be idle.
+fn kept_nodes(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if count <= MOST_KEPT_NODES => Ok(count),
+        _ => Err(format!("is not a whole number from 0 to {MOST_KEPT_NODES}")),
+    }
+}
+
 fn on_loss(text: &str) -> Result<LossPolicy, String> {
     match text {
         "demote" => Ok(LossPolicy::Demote),
         "exit" => Ok(LossPolicy::Exit(NOT_THE_MASTER)),
         _ => Err("is neither demote nor exit".into()),
     }
-}
-
-/// A database's URL without what opens it.
-fn masked(key: &str, text: &str) -> String {
-    let hides = ["database_url", "leases"].contains(&key);
-    let Some((scheme, rest)) = text.split_once("://").filter(|_| hides) else {
-        // Something else than a URL: whatever it is, it may hold a password.
-        return if key == "database_url" { "***".into() } else { text.to_owned() };
-    };
-    let (rest, query) = match rest.split_once('?') {
-        Some((rest, query)) if query.contains("password") => (rest, "?***".to_owned()),
-        Some((rest, query)) => (rest, format!("?{query}")),
-        None => (rest, String::new()),
-    };
-    // The last @: a password may hold one.
-    let rest = match rest.rsplit_once('@') {
-        Some((user, host)) => match user.split_once(':') {
-            Some((name, _)) => format!("{name}:***@{host}"),
-            None => format!("{user}@{host}"),
-        },
-        None => rest.to_owned(),
-    };
-    format!("{scheme}://{rest}{query}")
 }

@@ -24,6 +24,7 @@ pub enum Group {
     Leases,
     Scheduling,
     Placement,
+    Signals,
     Retention,
 }
 
@@ -36,6 +37,7 @@ impl Group {
             Self::Leases => Some("Leases"),
             Self::Scheduling => Some("Scheduling"),
             Self::Placement => Some("Placement"),
+            Self::Signals => Some("Signals"),
             Self::Retention => Some("Retention"),
         }
     }
@@ -311,6 +313,41 @@ pub const KNOBS: &[Knob] = &[
         Group::Placement,
         Default::Same("5"),
         "How much it counts against a node that any attempt failed there in the last ten minutes",
+    ),
+    knob(
+        "signals_webhook",
+        "URL",
+        Group::Signals,
+        Default::None,
+        "Where to POST what capacity is missing and which nodes could go, like https://scaler.internal/tenure",
+    ),
+    knob(
+        "signals_shortage_after",
+        "TIME",
+        Group::Signals,
+        Default::Same("1m"),
+        "How long tasks must have fitted on no node before that is told",
+    ),
+    knob(
+        "signals_idle_after",
+        "TIME",
+        Group::Signals,
+        Default::Same("10m"),
+        "How long a node must have had nothing to do before that is told",
+    ),
+    knob(
+        "signals_keep_nodes",
+        "COUNT",
+        Group::Signals,
+        Default::Same("1"),
+        "How many connected nodes are never told to be idle",
+    ),
+    knob(
+        "signals_interval",
+        "TIME",
+        Group::Signals,
+        Default::Same("30s"),
+        "The least time between two signals; what comes about meanwhile is told together",
     ),
     knob(
         "keep_runs",

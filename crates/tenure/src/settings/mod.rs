@@ -10,6 +10,7 @@ mod check;
 mod file;
 mod given;
 mod knobs;
+mod masks;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -18,9 +19,11 @@ use std::time::Duration;
 
 use tenure_lease::LossPolicy;
 use tenure_lease_etcd::EtcdOptions;
-use tenure_scheduler::Policy;
+use tenure_scheduler::{Policy, SignalRules};
 
 use crate::epochs::Epochs;
+
+pub use masks::without_secrets;
 
 pub use given::{Given, ServerSettings, Source, UpSettings};
 
@@ -98,6 +101,9 @@ pub struct Settings {
     pub dispatch_workers: usize,
     pub dispatch_queue: usize,
     pub placement: Policy,
+    /// Where signals are sent.
+    pub webhook: Option<String>,
+    pub signals: SignalRules,
     /// `None`: for ever.
     pub keep_runs: Option<Duration>,
     pub keep_audit: Option<Duration>,

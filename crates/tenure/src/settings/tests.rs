@@ -210,6 +210,36 @@ fn passwords_are_not_shown() {
 }
 
 #[test]
+fn signals_have_a_section_of_their_own_and_a_webhook_whose_secrets_are_not_shown() {
+    let settings = with_file(
+        "[signals]\nwebhook = \"https://ada:pw@scaler:8443/hook/T0P?key=s3cret\"\nshortage_after = \"5m\"\n\
+         keep_nodes = 0\n",
+    )
+    .unwrap();
+    assert_eq!(settings.webhook.as_deref(), Some("https://ada:pw@scaler:8443/hook/T0P?key=s3cret"));
+    let rules = SignalRules { shortage_after: Duration::from_secs(300), keep_nodes: 0, ..Default::default() };
+    assert_eq!(settings.signals, rules, "the table has the defaults of the rules");
+    let shown = settings.shown.into_iter().find(|shown| shown.key == "signals_webhook").unwrap().value;
+    assert_eq!(shown.as_deref(), Some("https://scaler:8443/***"));
+    assert_eq!(without_secrets("http://scaler/"), "http://scaler");
+    assert_eq!(without_secrets("http://ada@scaler?key=1"), "http://scaler/***");
+    check_file(
+        "[signals]\nwebhook = \"scaler/s3cret\"\nkeep_nodes = -1\ninterval = \"0s\"\nidle_after = \"soon\"\n",
+        expect![[r#"
+            tenure.toml:2: signals_webhook = "***" is no address that something could be sent to, like https://scaler.internal/tenure
+            tenure.toml:5: signals_idle_after = "soon" is no duration (write it like 500ms, 30s, 10m, 1h30m or 2d)
+            tenure.toml:3: signals_keep_nodes = "-1" is not a whole number from 0 to 1000000
+            tenure.toml:4: signals_interval = "0s" must be longer than nothing"#]],
+    );
+    check_file(
+        "signals_webhook = \"https:///s3cret\"",
+        expect![[
+            r#"tenure.toml:1: signals_webhook = "https:///***" is no address that something could be sent to, like https://scaler.internal/tenure"#
+        ]],
+    );
+}
+
+#[test]
 fn a_certificate_comes_with_its_key_and_is_reached_by_https() {
     let both = server().with("tls_cert", "server.crt").with("tls_key", "server.key");
     let settings = Settings::load(Edition::Server, &both).unwrap();

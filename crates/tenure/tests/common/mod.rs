@@ -321,7 +321,8 @@ impl Api {
     }
 
     pub fn get_text(&self, path: &str) -> Option<(u16, String)> {
-        let mut answer = self.agent.get(format!("{}{path}", self.url)).call().ok()?;
+        let request = self.agent.get(format!("{}{path}", self.url));
+        let mut answer = request.header("authorization", format!("Bearer {}", self.token)).call().ok()?;
         Some((answer.status().as_u16(), answer.body_mut().read_to_string().ok()?))
     }
 
