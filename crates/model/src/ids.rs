@@ -77,8 +77,10 @@ text_id!(
 );
 
 impl TenantId {
+    pub const DEFAULT: &'static str = "default";
+
     pub fn default_tenant() -> Self {
-        Self::new("default")
+        Self::new(Self::DEFAULT)
     }
 }
 

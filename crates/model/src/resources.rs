@@ -1,6 +1,7 @@
 //! Amounts of named resources: what a task asks for, what a node has.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +36,15 @@ impl Resources {
         }
     }
 
+    /// An amount as people write it: `2`, `0.5`, `1.5 GiB`.
+    pub fn shown(name: &str, thousandths: u64) -> String {
+        let units = thousandths as f64 / 1_000.0;
+        match name {
+            Self::MEMORY => format!("{:.1} GiB", units / f64::from(1 << 30)),
+            _ => units.to_string(),
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -50,7 +60,10 @@ impl Resources {
 
     pub fn add(&mut self, other: &Resources) {
         for (name, amount) in &other.0 {
-            *self.0.entry(name.clone()).or_default() += amount;
+            match self.0.get_mut(name) {
+                Some(have) => *have += amount,
+                None => drop(self.0.insert(name.clone(), *amount)),
+            }
         }
     }
 
@@ -60,5 +73,16 @@ impl Resources {
             let have = self.0.entry(name.clone()).or_default();
             *have = have.checked_sub(*amount).expect("a reservation is released once");
         }
+    }
+}
+
+/// `cpu 2, memory 1.5 GiB`.
+impl fmt::Display for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (name, amount)) in self.0.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} {}", Self::shown(name, *amount))?;
+        }
+        Ok(())
     }
 }

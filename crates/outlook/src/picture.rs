@@ -31,6 +31,8 @@ pub struct Picture {
     requests: BTreeMap<(NodeId, Request), u32>,
     bound: BTreeMap<NodeId, u32>,
     slots_used: BTreeMap<PoolName, u32>,
+    quotas: BTreeMap<TenantId, Resources>,
+    taken: BTreeMap<TenantId, Resources>,
     in_dags: BTreeMap<(TenantId, DagId, TaskId), u32>,
 }
 
@@ -38,16 +40,18 @@ pub struct Picture {
 pub(crate) type Specs = BTreeMap<(TenantId, DagId, u32), Arc<DagSpec>>;
 
 impl Picture {
-    /// Five reads, whatever is going on. They see slightly different moments, which is good enough for a picture.
+    /// Six reads, whatever is going on. They see slightly different moments, which is good enough for a picture.
     pub async fn read(store: &(impl Store + ?Sized)) -> Result<Self, StoreError> {
-        let (nodes, pools, bound, heard) = try_join!(
+        let (nodes, pools, quotas, bound, heard) = try_join!(
             store.list_nodes(),
             store.list_pools(),
+            store.quotas(),
             store.occupancy(),
             store.list_presence(HEARD_WITHIN),
         )?;
         let specs = specs_of(store, bound.iter().map(|one| (&one.tenant, &one.dag, one.version))).await?;
-        Ok(Self::of(nodes, &pools, &bound, heard, &specs))
+        let quotas = quotas.into_iter().map(|quota| (quota.tenant, quota.most)).collect();
+        Ok(Self { quotas, ..Self::of(nodes, &pools, &bound, heard, &specs) })
     }
 
     pub(crate) fn of(
@@ -82,10 +86,17 @@ impl Picture {
             || Request::new(Resources::default(), BTreeMap::new()),
             |spec| Request::of_task(spec, tenant, dag),
         );
+        self.taken.entry(tenant.clone()).or_default().add(&times(&request.resources, *count));
         *self.requests.entry((node.clone(), request)).or_default() += count;
         if let Some(spec) = spec {
             *self.slots_used.entry(spec.pool.clone()).or_default() += spec.pool_slots * count;
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_quota(mut self, tenant: TenantId, most: Resources) -> Self {
+        self.quotas.insert(tenant, most);
+        self
     }
 
     pub fn node(&self, name: &str) -> Option<&NodeRecord> {
@@ -101,6 +112,11 @@ impl Picture {
             }
         }
         used
+    }
+
+    /// What the tasks of a tenant take of all nodes.
+    pub fn taken(&self, tenant: &TenantId) -> Resources {
+        self.taken.get(tenant).cloned().unwrap_or_default()
     }
 
     /// How many attempts are bound there.
@@ -149,7 +165,12 @@ impl Picture {
         if slots.unwrap_or(0).saturating_sub(used) < spec.pool_slots {
             return Some(Holdup::pool(spec.pool.clone(), slots, spec.pool_slots));
         }
-        cluster.refusal(&Request::of_task(spec, tenant, dag)).map(Holdup::Nowhere)
+        let request = Request::of_task(spec, tenant, dag);
+        let over_quota = self
+            .quotas
+            .get(tenant)
+            .and_then(|most| Holdup::quota(tenant, most, &self.taken(tenant), &request.resources));
+        over_quota.or_else(|| cluster.refusal(&request).map(Holdup::Nowhere))
     }
 }
 

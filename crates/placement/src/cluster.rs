@@ -353,6 +353,15 @@ impl Cluster {
         needs.collect()
     }
 
+    /// How much a node is short of, in each resource that it is short of.
+    pub(crate) fn missing(&self, at: usize, request: &Request, reach: Reach) -> BTreeMap<String, u64> {
+        let missing = self.busy(at, request, reach).into_iter().filter_map(|rejection| match rejection {
+            Rejection::Busy { resource, needed, free } => Some((resource, needed - free)),
+            _ => None,
+        });
+        missing.collect()
+    }
+
     fn place_of(&mut self, node: &NodeId) -> usize {
         if let Some(at) = self.by_name.get(node) {
             return *at;

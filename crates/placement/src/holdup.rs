@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use tenure_model::{PoolName, TaskId};
+use tenure_model::{PoolName, Resources, TaskId, TenantId};
 
 use crate::Unplaceable;
 
@@ -35,6 +35,14 @@ pub enum Holdup {
     NoPool {
         pool: PoolName,
     },
+    /// The tenant's quota has too little left of a resource.
+    Quota {
+        tenant: TenantId,
+        resource: String,
+        /// Of all that the tenant may take, in thousandths.
+        most: u64,
+        asked: u64,
+    },
     Nowhere(Unplaceable),
 }
 
@@ -46,6 +54,21 @@ impl Holdup {
             Some(slots) if asked > slots => Self::PoolTooSmall { pool, slots, asked },
             Some(slots) => Self::PoolFull { pool, slots },
         }
+    }
+
+    /// What is in the way of a request whose tenant takes `used` of the `most` that it may. `None`: nothing.
+    pub fn quota(tenant: &TenantId, most: &Resources, used: &Resources, asked: &Resources) -> Option<Self> {
+        let over = |(resource, most): (&String, &u64)| {
+            let asked = asked.get(resource);
+            let too_much = asked > 0 && used.get(resource).saturating_add(asked) > *most;
+            too_much.then(|| Self::Quota {
+                tenant: tenant.clone(),
+                resource: resource.clone(),
+                most: *most,
+                asked,
+            })
+        };
+        most.0.iter().find_map(over)
     }
 }
 
@@ -63,6 +86,15 @@ impl fmt::Display for Holdup {
             }
             Self::NoPool { pool } => {
                 write!(f, "pool {pool} does not exist: create it with \"tenure pool set {pool} SLOTS\"")
+            }
+            Self::Quota { tenant, resource, most, asked } => {
+                let (shown, wanted) = (Resources::shown(resource, *most), Resources::shown(resource, *asked));
+                match asked > most {
+                    true => {
+                        write!(f, "tenant {tenant} may take {shown} {resource}, and it asks for {wanted}")
+                    }
+                    false => write!(f, "tenant {tenant} takes all it may ({shown} {resource})"),
+                }
             }
             Self::Nowhere(unplaceable) => unplaceable.fmt(f),
         }

@@ -12,6 +12,7 @@ mod cluster;
 mod explain;
 mod filter;
 mod holdup;
+mod preempt;
 mod reasons;
 mod score;
 
@@ -24,6 +25,7 @@ pub use cluster::Cluster;
 pub use explain::{Candidate, Explanation, Rejected, Use};
 pub use filter::Rejection;
 pub use holdup::Holdup;
+pub use preempt::{Eviction, Occupant};
 pub use reasons::Unplaceable;
 pub use score::{Policy, ScoreParts, Strategy, Weights};
 

@@ -113,7 +113,7 @@ impl ShardOwner {
         missing.filter(|node| !self.queued_on(node).is_empty()).collect()
     }
 
-    fn take_back(
+    pub(crate) fn take_back(
         &mut self,
         ti: TiKey,
         attempt: AttemptId,

@@ -1,4 +1,4 @@
-//! Who holds what: pool slots, places in a run and in a dag, resources of nodes.
+//! Who holds what: pool slots, quotas, places in a run and in a dag, resources of nodes.
 //!
 //! A task instance occupies from its binding until its attempt has ended. What was taken is written
 //! down with it, so that exactly that is given back even when the dag has changed meanwhile.
@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TiKey};
+use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TenantId, TiKey};
 use tenure_placement::{Allowance, Cluster, Holdup, Node, Policy, Request};
-use tenure_store::{Common, NodeRecord, PoolRecord, Share};
+use tenure_store::{Common, NodeRecord, PoolRecord, Quota, Share};
 
 use crate::dags::DagNo;
 
@@ -25,6 +25,8 @@ pub(crate) enum Limit {
     TaskInRun(RunKey, TaskId),
     /// A pool, for tasks that take so many of its slots.
     Pool(PoolName, u32),
+    /// What a tenant may take of all nodes, for requests of this shape.
+    Quota(TenantId, Shape),
     /// No node has room for this shape of request.
     Capacity(Shape),
     /// A node that suits the task better could be had, if this shard asked for a share of it. Waited for until it has
@@ -36,12 +38,20 @@ pub(crate) enum Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Shape(u32);
 
+impl Shape {
+    pub const FIRST: Self = Self(0);
+    pub const LAST: Self = Self(u32::MAX);
+}
+
 /// What a task wants to occupy.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
+    pub tenant: TenantId,
     pub dag: DagNo,
     pub run: RunKey,
     pub task: TaskId,
+    /// As its author gave it, without that of the tasks behind it.
+    pub priority: i64,
     pub pool: PoolName,
     pub pool_slots: u32,
     pub request: Request,
@@ -56,6 +66,10 @@ pub(crate) struct Wish {
 pub(crate) struct Ledger {
     cluster: Cluster,
     pools: BTreeMap<PoolName, Slots>,
+    /// Of tenants that have one, or have had one.
+    quotas: BTreeMap<TenantId, Budget>,
+    /// What each tenant takes.
+    taken: BTreeMap<TenantId, Resources>,
     runs: BTreeMap<RunKey, u32>,
     tasks_in_dags: BTreeMap<(DagNo, TaskId), u32>,
     tasks_in_runs: BTreeMap<(RunKey, TaskId), u32>,
@@ -81,6 +95,15 @@ struct Slots {
     used: u32,
     /// What this shard may use of it. Absent: all of it, because there is no other shard.
     share: Option<u32>,
+}
+
+/// A tenant's quota.
+#[derive(Debug, Default)]
+struct Budget {
+    /// Absent: there is no limit, or no longer.
+    most: Option<Resources>,
+    /// What this shard may use of it. Absent: all of it, because there is no other shard.
+    share: Option<Resources>,
 }
 
 /// How a shard stands with something that all shards draw from.
@@ -121,6 +144,7 @@ impl Ledger {
     pub fn set_limits(
         &mut self,
         pools: &[PoolRecord],
+        quotas: &[Quota],
         nodes: &[NodeRecord],
         reaches: impl Fn(&NodeId) -> bool,
     ) {
@@ -130,6 +154,14 @@ impl Ledger {
             slots.total = Some(pool.slots);
             if self.shared {
                 slots.share.get_or_insert(0);
+            }
+        }
+        self.quotas.values_mut().for_each(|budget| budget.most = None);
+        for quota in quotas {
+            let budget = self.quotas.entry(quota.tenant.clone()).or_default();
+            budget.most = Some(quota.most.clone());
+            if self.shared {
+                budget.share.get_or_insert_default();
             }
         }
         self.nodes = nodes.iter().map(|node| (node.node.clone(), node.capacity.clone())).collect();
@@ -169,6 +201,9 @@ impl Ledger {
                 let slots = (share.amount.get(SLOTS) / 1_000) as u32;
                 self.pools.entry(pool.clone()).or_default().share = Some(slots);
             }
+            Common::Quota(tenant) => {
+                self.quotas.entry(tenant.clone()).or_default().share = Some(share.amount.clone());
+            }
             Common::Node(node) => {
                 let allowance = Allowance { own: share.amount.clone(), more: share.free.clone() };
                 self.set_allowance(node.clone(), allowance);
@@ -193,6 +228,19 @@ impl Ledger {
                     used: slots(pool.used),
                 }
             }
+            Common::Quota(tenant) => {
+                let Some(Budget { most: Some(most), share }) = self.quotas.get(tenant) else {
+                    return Account::default();
+                };
+                let taken = self.taken.get(tenant);
+                let counted =
+                    most.0.keys().map(|name| (name.clone(), taken.map_or(0, |taken| taken.get(name))));
+                Account {
+                    total: most.clone(),
+                    share: share.clone().unwrap_or_default(),
+                    used: Resources(counted.filter(|(_, used)| *used > 0).collect()),
+                }
+            }
             Common::Node(node) => Account {
                 total: self.nodes.get(node).cloned().unwrap_or_default(),
                 share: self.allowed.get(node).cloned().unwrap_or_default(),
@@ -201,12 +249,15 @@ impl Ledger {
         }
     }
 
-    /// Everything this shard has a share of.
+    /// Everything this shard has a share of, or should have.
     pub fn shares(&self) -> Vec<Common> {
         let pools = self.pools.iter().filter(|(_, slots)| slots.share.is_some_and(|share| share > 0));
         let nodes = self.allowed.iter().filter(|(_, own)| !own.is_empty());
+        // What runs already counts against a quota that comes later.
+        let quotas = self.quotas.keys().filter(|tenant| self.taken.contains_key(*tenant));
         pools
             .map(|(pool, _)| Common::Pool(pool.clone()))
+            .chain(quotas.map(|tenant| Common::Quota(tenant.clone())))
             .chain(nodes.map(|(node, _)| Common::Node(node.clone())))
             .collect()
     }
@@ -217,6 +268,13 @@ impl Ledger {
             Limit::Pool(pool, slots) => {
                 let one = Resources::default().with(SLOTS, u64::from(*slots) * 1_000);
                 Some((Common::Pool(pool.clone()), one))
+            }
+            Limit::Quota(tenant, shape) => {
+                let most = self.quotas.get(tenant)?.most.as_ref()?;
+                let asked = &self.shapes[shape.0 as usize].resources.0;
+                let limited = asked.iter().filter(|(name, _)| most.0.contains_key(*name));
+                let one = Resources(limited.map(|(name, amount)| (name.clone(), *amount)).collect());
+                Some((Common::Quota(tenant.clone()), one))
             }
             Limit::Capacity(shape) => {
                 let request = &self.shapes[shape.0 as usize];
@@ -270,6 +328,16 @@ impl Ledger {
         self.note(ti, node, wish);
     }
 
+    /// The nodes, with what is taken of them.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Everything that occupies something, where, and what it asked for.
+    pub fn held(&self) -> impl Iterator<Item = (TiKey, &NodeId, &Wish)> {
+        self.held.iter().map(|(ti, held)| (*ti, &held.node, &held.wish))
+    }
+
     /// Nodes on which something is bound.
     pub fn nodes_in_use(&self) -> BTreeSet<NodeId> {
         self.held.values().map(|held| held.node.clone()).collect()
@@ -285,6 +353,12 @@ impl Ledger {
         let Some(Held { node, wish }) = self.held.remove(&ti) else { return vec![] };
         self.cluster.release(&node, &wish.request);
         self.pools.entry(wish.pool.clone()).or_default().used -= wish.pool_slots;
+        let taken = self.taken.get_mut(&wish.tenant).expect("what is given back was taken");
+        taken.subtract(&wish.request.resources);
+        taken.0.retain(|_, amount| *amount > 0);
+        if taken.is_empty() {
+            self.taken.remove(&wish.tenant);
+        }
         if decrement(&mut self.runs, &wish.run) == 0 {
             // A cap that is not known lets candidates through to be checked again.
             self.caps.remove(&Limit::Run(wish.run));
@@ -292,6 +366,7 @@ impl Ledger {
         decrement(&mut self.tasks_in_dags, &(wish.dag, wish.task.clone()));
         decrement(&mut self.tasks_in_runs, &(wish.run, wish.task.clone()));
         vec![
+            Limit::Quota(wish.tenant, Shape::FIRST),
             Limit::Run(wish.run),
             Limit::TaskInDag(wish.dag, wish.task.clone()),
             Limit::TaskInRun(wish.run, wish.task),
@@ -312,7 +387,9 @@ impl Ledger {
 
     /// Every limit that could hold a wish back.
     pub fn limits_of(&self, ti: TiKey, wish: &Wish) -> Vec<Limit> {
-        let capacity = self.shape_of.get(&wish.request).map(|shape| Limit::Capacity(*shape));
+        let shape = self.shape_of.get(&wish.request);
+        let of_shape =
+            shape.map(|shape| [Limit::Quota(wish.tenant.clone(), *shape), Limit::Capacity(*shape)]);
         let others = [
             Limit::BetterNode(ti),
             Limit::Paused(wish.dag),
@@ -321,7 +398,7 @@ impl Ledger {
             Limit::TaskInRun(wish.run, wish.task.clone()),
             Limit::Pool(wish.pool.clone(), wish.pool_slots),
         ];
-        others.into_iter().chain(capacity).collect()
+        others.into_iter().chain(of_shape.into_iter().flatten()).collect()
     }
 
     /// How many more could pass this limit; for `Capacity` one at a time.
@@ -339,6 +416,9 @@ impl Ledger {
             Limit::Pool(pool, slots) => {
                 (self.pools.get(pool).map_or(0, Slots::free) / (*slots).max(1)) as usize
             }
+            Limit::Quota(tenant, shape) => {
+                self.room_of_quota(tenant, &self.shapes[shape.0 as usize].resources)
+            }
             Limit::Capacity(shape) => {
                 usize::from(self.cluster.choose(&self.shapes[shape.0 as usize], None).is_some())
             }
@@ -354,6 +434,16 @@ impl Ledger {
             Limit::TaskInRun(_, task) => Holdup::TaskInRun { task: task.clone() },
             Limit::Pool(pool, slots) => {
                 Holdup::pool(pool.clone(), self.pools.get(pool).and_then(|slots| slots.total), *slots)
+            }
+            Limit::Quota(tenant, shape) => {
+                let (none, asked) = (Resources::default(), &self.shapes[shape.0 as usize].resources);
+                let most = self.quotas.get(tenant).and_then(|budget| budget.most.as_ref()).unwrap_or(&none);
+                // Whatever this shard has of it: all shards together take all of it, or the rest is being asked for.
+                let short = |used| Holdup::quota(tenant, most, used, asked);
+                match short(&none).or_else(|| short(self.taken.get(tenant)?)).or_else(|| short(most)) {
+                    Some(holdup) => holdup,
+                    None => return "its tenant may take more again".into(),
+                }
             }
             Limit::Capacity(shape) => match self.cluster.refusal(&self.shapes[shape.0 as usize]) {
                 Some(unplaceable) => Holdup::Nowhere(unplaceable),
@@ -389,11 +479,30 @@ impl Ledger {
             }
         }
         let free = self.pools.get(&wish.pool).map_or(0, Slots::free);
-        (free < wish.pool_slots).then(|| Limit::Pool(wish.pool.clone(), wish.pool_slots))
+        if free < wish.pool_slots {
+            return Some(Limit::Pool(wish.pool.clone(), wish.pool_slots));
+        }
+        (self.room_of_quota(&wish.tenant, &wish.request.resources) == 0)
+            .then(|| Limit::Quota(wish.tenant.clone(), self.shape(wish.request.clone())))
+    }
+
+    /// How many of them the tenant may still take.
+    fn room_of_quota(&self, tenant: &TenantId, one: &Resources) -> usize {
+        let Some(Budget { most: Some(most), share }) = self.quotas.get(tenant) else { return usize::MAX };
+        let taken = |name: &str| self.taken.get(tenant).map_or(0, |taken| taken.get(name));
+        let room = |(name, most): (&String, &u64)| {
+            let mine = share.as_ref().map_or(*most, |share| share.get(name).min(*most));
+            mine.saturating_sub(taken(name)).checked_div(one.get(name))
+        };
+        most.0.iter().filter_map(room).min().map_or(usize::MAX, |room| room as usize)
     }
 
     fn note(&mut self, ti: TiKey, node: NodeId, wish: Wish) {
         self.pools.entry(wish.pool.clone()).or_default().used += wish.pool_slots;
+        match self.taken.get_mut(&wish.tenant) {
+            Some(taken) => taken.add(&wish.request.resources),
+            None => drop(self.taken.insert(wish.tenant.clone(), wish.request.resources.clone())),
+        }
         *self.runs.entry(wish.run).or_default() += 1;
         *self.tasks_in_dags.entry((wish.dag, wish.task.clone())).or_default() += 1;
         *self.tasks_in_runs.entry((wish.run, wish.task.clone())).or_default() += 1;

@@ -20,6 +20,7 @@ mod office;
 mod orphans;
 mod owner;
 mod pass;
+mod preemption;
 mod ready;
 mod reports;
 mod scheduler;

@@ -37,6 +37,7 @@ pub struct SchedulerMetrics {
     pub(crate) runs_finished: Family<StateLabel, Counter>,
     pub(crate) agent_lost_tasks: Counter,
     pub(crate) withdrawn: Counter,
+    pub(crate) preempted: Counter,
     pub(crate) lateness_seconds: Histogram,
     pub(crate) active_runs: Family<ShardLabel, Gauge>,
     pub(crate) waiting_tasks: Family<ShardLabel, Gauge>,
@@ -63,6 +64,7 @@ impl SchedulerMetrics {
             runs_finished: Family::default(),
             agent_lost_tasks: Counter::default(),
             withdrawn: Counter::default(),
+            preempted: Counter::default(),
             lateness_seconds: Histogram::new(exponential_buckets(0.001, 4.0, 9)),
             active_runs: Family::default(),
             waiting_tasks: Family::default(),
@@ -90,6 +92,11 @@ impl SchedulerMetrics {
             "tenure_agent_lost_tasks",
             "Running attempts that their node no longer has, or whose node fell silent",
             m.agent_lost_tasks,
+        );
+        registry.register(
+            "tenure_attempts_preempted",
+            "Attempts asked to leave for more important ones",
+            m.preempted,
         );
         registry.register("tenure_attempts_withdrawn", "Attempts not claimed in time", m.withdrawn);
         registry.register(

@@ -14,8 +14,8 @@ use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskSt
 use tenure_placement::{Policy, Request};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{
-    DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, RunHeader, RunSnapshot, SharedStore,
-    StoreError,
+    DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, Quota, RunHeader, RunSnapshot,
+    SharedStore, StoreError,
 };
 use tokio::sync::watch;
 
@@ -24,6 +24,7 @@ use crate::departures::Departures;
 use crate::inbox::{Envelope, ReportInbox};
 use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
+use crate::preemption::Preemption;
 use crate::ready::{Candidate, ReadyQueue};
 use crate::shares::Trades;
 use crate::watch::NodeWatch;
@@ -42,6 +43,8 @@ pub struct OwnerConfig {
     pub yield_after: Duration,
     /// What makes a node good.
     pub placement: Policy,
+    /// More important tasks that find no room ask less important ones to leave.
+    pub preemption: bool,
     /// How audit rows name this owner.
     pub actor: String,
     /// The planner. A parameter so that tests can plant a run that makes it panic.
@@ -57,6 +60,7 @@ impl OwnerConfig {
             orphan_threshold: Duration::from_secs(300),
             yield_after: Duration::from_secs(5),
             placement: Policy::default(),
+            preemption: false,
             actor: actor.into(),
             planner: RunPlan::plan,
         }
@@ -109,6 +113,7 @@ pub(crate) struct ShardOwner {
     pub(crate) trades: Trades,
     pub(crate) watch: NodeWatch,
     pub(crate) departures: Departures,
+    pub(crate) preemption: Preemption,
     /// Nodes that came or went since the last look.
     links: watch::Receiver<u64>,
     pub(crate) carried: Carried,
@@ -159,9 +164,11 @@ impl ActiveRun {
     fn wish(&self, key: RunKey, task: TaskNo) -> Option<Wish> {
         let spec = self.plan.spec(task)?;
         Some(Wish {
+            tenant: self.header.tenant.clone(),
             dag: self.dag,
             run: key,
             task: spec.id.clone(),
+            priority: i64::from(spec.priority),
             pool: spec.pool.clone(),
             pool_slots: spec.pool_slots,
             request: Request::of_task(spec, &self.header.tenant, &self.header.dag),
@@ -212,13 +219,14 @@ impl ShardOwner {
             trades: Trades::default(),
             watch: NodeWatch::since(boottime),
             departures: Departures::default(),
+            preemption: Preemption::default(),
             links,
             carried,
         };
         if owner.deps.shards > 1 {
             owner.ledger.share_with_others();
         }
-        owner.set_limits(&snapshot.pools, &snapshot.nodes);
+        owner.set_limits(&snapshot.pools, &snapshot.quotas, &snapshot.nodes);
         snapshot.shares.iter().for_each(|share| owner.ledger.set_share(share));
         for (run, what) in snapshot.unreadable {
             owner.park_unreadable(run, what);
@@ -421,11 +429,11 @@ impl ShardOwner {
         self.runs[&key].wish(key, task)
     }
 
-    /// Pools and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
-    pub fn set_limits(&mut self, pools: &[PoolRecord], nodes: &[NodeRecord]) {
+    /// Pools, quotas and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
+    pub fn set_limits(&mut self, pools: &[PoolRecord], quotas: &[Quota], nodes: &[NodeRecord]) {
         self.departures.set_drains(nodes);
         let executor = self.deps.dispatch.executor();
-        self.ledger.set_limits(pools, nodes, |node| executor.link(node).is_some());
+        self.ledger.set_limits(pools, quotas, nodes, |node| executor.link(node).is_some());
     }
 
     /// Whether nodes came or went since this was last asked.

@@ -69,6 +69,7 @@ impl ShardOwner {
             self.meet_nodes();
             self.reap_silent(now).await?;
             self.leave_nodes(&mut builder, now).await?;
+            self.make_room(&mut builder, now);
             self.reap_orphans(now).await?;
         }
         self.withdraw_unclaimed(&mut builder, now);
@@ -117,8 +118,9 @@ impl ShardOwner {
             }
         }
         if limits_changed {
-            let (pools, nodes) = (self.deps.store.pools().await?, self.deps.store.nodes().await?);
-            self.set_limits(&pools, &nodes);
+            let store = &self.deps.store;
+            let (pools, quotas, nodes) = tokio::try_join!(store.pools(), store.quotas(), store.nodes())?;
+            self.set_limits(&pools, &quotas, &nodes);
             self.ready.free_all();
             // There may be less of something than there was.
             for of in self.ledger.shares() {
@@ -397,12 +399,9 @@ impl ShardOwner {
         self.ledger.advance(now);
         let mut place = None;
         loop {
-            let Some(candidate) = self.ready.pop() else {
-                if self.ready.refill(|limit| self.ledger.room(limit)) {
-                    continue;
-                }
-                break;
-            };
+            // Whoever has waited for what is free now is more important than a newcomer, or has at least come before it.
+            self.ready.refill(|limit| self.ledger.room(limit));
+            let Some(candidate) = self.ready.pop() else { break };
             let (key, task) = (candidate.run, candidate.task);
             let waits = self.runs.get(&key).filter(|run| run.plan.state() == RunState::Running);
             if waits.and_then(|run| run.plan.task(task)).is_none_or(|ti| ti.state != TaskState::Scheduled) {

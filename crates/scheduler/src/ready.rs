@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use tenure_model::{RunKey, TaskNo, TiKey};
 
 use crate::dags::{DagNo, TenantNo};
-use crate::ledger::Limit;
+use crate::ledger::{Limit, Shape};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidate {
@@ -74,6 +74,8 @@ trait Line: Default {
     fn pop(&mut self) -> Option<Candidate>;
     fn remove(&mut self, candidate: &Candidate) -> bool;
     fn is_empty(&self) -> bool;
+    /// In no order that matters.
+    fn each(&self) -> Box<dyn Iterator<Item = &Candidate> + '_>;
 }
 
 impl Line for BTreeSet<Candidate> {
@@ -91,6 +93,10 @@ impl Line for BTreeSet<Candidate> {
 
     fn is_empty(&self) -> bool {
         BTreeSet::is_empty(self)
+    }
+
+    fn each(&self) -> Box<dyn Iterator<Item = &Candidate> + '_> {
+        Box::new(self.iter())
     }
 }
 
@@ -130,6 +136,10 @@ impl<K: Stands, L: Line> Line for Turns<K, L> {
 
     fn is_empty(&self) -> bool {
         self.order.is_empty()
+    }
+
+    fn each(&self) -> Box<dyn Iterator<Item = &Candidate> + '_> {
+        Box::new(self.lines.values().flat_map(L::each))
     }
 }
 
@@ -197,12 +207,17 @@ impl ReadyQueue {
         }
     }
 
-    /// This limit may have room again. A pool's slots are worth something to tasks of every size.
+    /// This limit may have room again. A pool's slots, or a quota, are worth something to tasks of every size.
     pub fn free(&mut self, limit: Limit) {
         match &limit {
             Limit::Pool(pool, _) => {
                 let sizes = Limit::Pool(pool.clone(), 0)..=Limit::Pool(pool.clone(), u32::MAX);
                 self.freed.extend(self.parked.range(sizes).map(|(limit, _)| limit.clone()));
+            }
+            Limit::Quota(tenant, _) => {
+                let quota = |shape| Limit::Quota(tenant.clone(), shape);
+                let shapes = quota(Shape::FIRST)..=quota(Shape::LAST);
+                self.freed.extend(self.parked.range(shapes).map(|(limit, _)| limit.clone()));
             }
             _ if self.parked.contains_key(&limit) => {
                 self.freed.insert(limit);
@@ -254,6 +269,12 @@ impl ReadyQueue {
             moved |= count > 0;
         }
         moved
+    }
+
+    /// Candidates that no node has room for, so many of each request, those that weigh most first.
+    pub fn waiting_for_room(&self, most: usize) -> impl Iterator<Item = &Candidate> {
+        let shapes = self.parked.iter().filter(|(limit, _)| matches!(limit, Limit::Capacity(_)));
+        shapes.flat_map(move |(_, waiting)| waiting.levels.values().flat_map(Line::each).take(most))
     }
 
     /// How many candidates each limit holds back.

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rig::{Options, Owner, Rig, exec, failed, wait};
 use tenure_model::{
-    Affinity, DagSpec, NodeId, Outcome, Preference, QueueName, Resources, RunState, TaskSpec,
+    Affinity, DagSpec, NodeId, Outcome, Preference, QueueName, Resources, RunState, TaskSpec, TenantId,
 };
-use tenure_store::NodeRegistration;
+use tenure_store::{NodeRegistration, Quota};
 
 const SHARDS: u16 = 4;
 
@@ -138,4 +138,84 @@ async fn attempts_of_a_dag_are_spread_over_a_label_also_where_shards_share_the_n
         let zones: BTreeSet<&str> = places.values().map(|node| &node[..1]).collect();
         assert_eq!(zones.len(), 3, "with {shards} shards: {places:?}");
     }
+}
+
+/// How many tasks run at once is bounded by the quota, and every one of them gets its turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_bounds_a_tenant_also_where_shards_share_it() {
+    for shards in [1, SHARDS] {
+        let rig = Rig::with_shards(shards).await;
+        let mut owner = owner(&rig, shards).await;
+        node(&rig, &owner, "a", &[], |_| ()).await;
+        let most = Resources::default().with(Resources::TASKS, 2_000);
+        let quota = Quota { tenant: TenantId::default_tenant(), most };
+        rig.store.put_quota(&rig.user(), &quota).await.unwrap();
+        let dags: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();
+        for dag in &dags {
+            rig.register(DagSpec::new(dag.as_str(), vec![exec("t")])).await;
+            rig.trigger(dag, "r").await;
+        }
+        let mut running = vec![];
+        for _ in 0..2 {
+            let assignment = owner.next().await;
+            owner.claim(&assignment).await;
+            running.push(assignment);
+        }
+        owner.nothing_for(Duration::from_millis(500)).await;
+        let told = || {
+            let all = owner.scheduler.handle().status();
+            all.iter()
+                .flat_map(|shard| &shard.waiting)
+                .any(|(why, _)| why.contains("takes all it may (2 tasks)"))
+        };
+        wait("the reason is shown", told).await;
+        for _ in 2..dags.len() {
+            owner.end(&running.remove(0), Outcome::Success).await;
+            let assignment = owner.next().await;
+            owner.claim(&assignment).await;
+            running.push(assignment);
+        }
+        for assignment in running {
+            owner.end(&assignment, Outcome::Success).await;
+        }
+        for dag in &dags {
+            assert_eq!(rig.wait_end(dag, "r").await.state, RunState::Success);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quota_that_is_taken_away_holds_nobody_back() {
+    let rig = Rig::with_shards(SHARDS).await;
+    let mut owner = owner(&rig, SHARDS).await;
+    node(&rig, &owner, "a", &[], |_| ()).await;
+    let tenant = TenantId::default_tenant();
+    let most = Resources::default().with(Resources::TASKS, 0);
+    rig.store.put_quota(&rig.user(), &Quota { tenant: tenant.clone(), most }).await.unwrap();
+    rig.register(DagSpec::new("d", vec![exec("t")])).await;
+    rig.trigger("d", "r").await;
+    owner.nothing_for(Duration::from_millis(500)).await;
+    rig.store.delete_quota(&rig.user(), &tenant).await.unwrap();
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_that_falls_free_goes_to_the_more_important_who_has_waited_not_to_a_newcomer() {
+    let rig = Rig::with_shards(1).await;
+    let mut owner = owner(&rig, 1).await;
+    node(&rig, &owner, "a", &[], |node| node.capacity = Resources::default().with(Resources::TASKS, 1_000))
+        .await;
+    let after = TaskSpec { needs: vec!["first".into()], ..exec("second") };
+    rig.register(DagSpec::new("low", vec![exec("first"), after])).await;
+    rig.register(DagSpec::new("high", vec![TaskSpec { priority: 9, ..exec("t") }])).await;
+    rig.trigger("low", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    rig.trigger("high", "r").await;
+    let waits = || owner.status().waiting.iter().any(|(why, _)| why.contains("busy"));
+    wait("the important one to wait", waits).await;
+    // In one pass: room falls free, and the next task of the same dag becomes ready.
+    owner.end(&first, Outcome::Success).await;
+    assert_eq!(owner.next().await.dag.as_str(), "high");
 }

@@ -93,6 +93,7 @@ macro_rules! exercise {
                 a_deleted_dag_is_gone_with_all_it_had_but_its_audit,
                 a_dag_with_an_active_run_is_not_deleted,
                 pools_come_and_go_but_the_default_stays,
+                quotas_come_and_go_and_every_shard_hears_of_it,
                 nodes_reappear_with_what_they_have,
                 the_first_admin_token_that_is_offered_is_kept,
             ],

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure_model::{PoolName, Resources, RunState, Schedule, ShardId};
-use tenure_store::{AuditQuery, DagRegistration, NodeRegistration, Paging, PoolRecord, RunQuery, TiQuery};
+use tenure_store::{
+    Attention, AuditQuery, DagRegistration, NodeRegistration, Paging, PoolRecord, Quota, RunQuery, TiQuery,
+};
 
-use crate::Fresh;
 use crate::harness::{
     ACTOR, NODE, World, assert_conflict, assert_not_found, now, registration, spec, tenant, user,
 };
+use crate::{Fresh, SHARDS};
 
 pub async fn the_same_content_changes_nothing(fresh: Fresh) {
     let world = World::of(fresh);
@@ -148,6 +150,28 @@ pub async fn a_dag_with_an_active_run_is_not_deleted(fresh: Fresh) {
     world.drive(&owner, run.key, "run=running").await;
     assert_conflict(world.store.delete_dag(&user(), &"etl".into()).await, "etl");
     assert_eq!(world.load(run.key).await.header.state, RunState::Running);
+}
+
+pub async fn quotas_come_and_go_and_every_shard_hears_of_it(fresh: Fresh) {
+    let world = World::of(fresh);
+    let quota = |tenant: &str, gpus: u64| Quota {
+        tenant: tenant.into(),
+        most: Resources::default().with("gpu", gpus * 1_000),
+    };
+    for put in [quota("fraud", 2), quota("ads", 1), quota("fraud", 3)] {
+        world.store.put_quota(&user(), &put).await.expect("put");
+    }
+    let both = vec![quota("ads", 1), quota("fraud", 3)];
+    assert_eq!(world.store.quotas().await.expect("listed"), both);
+    for shard in (0..SHARDS).map(ShardId) {
+        let snapshot = world.store.shard_snapshot(shard).await.expect("a snapshot");
+        assert_eq!(snapshot.quotas, both);
+        let told = world.attention(shard).await;
+        assert!(told.iter().any(|item| item.what == Attention::Limits), "{shard:?} was not told");
+    }
+    world.store.delete_quota(&user(), &"fraud".into()).await.expect("deleted");
+    assert_not_found(world.store.delete_quota(&user(), &"fraud".into()).await, "fraud");
+    assert_eq!(world.store.quotas().await.expect("listed"), vec![quota("ads", 1)]);
 }
 
 pub async fn pools_come_and_go_but_the_default_stays(fresh: Fresh) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_lease::{Scope, Tenure};
 use tenure_model::{Resources, ShardId};
 use tenure_store::{
-    Attention, Bid, CONTROLLER_SCOPE, Common, NodeRegistration, Pass, PoolRecord, Share, StoreError,
+    Attention, Bid, CONTROLLER_SCOPE, Common, NodeRegistration, Pass, PoolRecord, Quota, Share, StoreError,
 };
 
 use crate::harness::{World, assert_conflict, assert_fenced, now, user};
@@ -94,6 +94,18 @@ pub async fn a_bid_takes_from_what_is_free_and_a_lower_one_gives_back(fresh: Fre
     assert_eq!(bid(&world, 0, gpu(), "slots=1").await, both("slots=1", "slots=4"));
     assert_eq!(bid(&world, 1, gpu(), "slots=5").await, both("slots=5", "slots=2"));
     assert_eq!(bid(&world, 1, gpu(), "").await, both("", "slots=7"));
+
+    let quota = Quota { tenant: "fraud".into(), most: amounts("gpu=2 tasks=9") };
+    let of = || Common::Quota("fraud".into());
+    world.store.put_quota(&user(), &quota).await.expect("put");
+    assert_eq!(bid(&world, 0, of(), "gpu=2 tasks=2").await, both("gpu=2 tasks=2", "tasks=7"));
+    assert_eq!(bid(&world, 1, of(), "gpu=1 tasks=1").await, both("tasks=1", "tasks=6"));
+    world.store.delete_quota(&user(), &"fraud".into()).await.expect("deleted");
+    assert_eq!(
+        held(&world, &of()).await,
+        vec![Resources::default(); SHARDS.into()],
+        "of nothing there are no shares"
+    );
 
     node_with(&world, "cpu=4 tasks=10").await;
     assert_eq!(bid(&world, 2, n1(), "cpu=3 tasks=2").await, both("cpu=3 tasks=2", "cpu=1 tasks=8"));

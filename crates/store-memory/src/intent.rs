@@ -2,10 +2,10 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState, TenantId};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
-    NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
+    NodeRegistration, PoolRecord, Quota, Registered, RunView, StoreError, TiView, Trigger,
 };
 
 use crate::{MemoryStore, dags, edits, limits, runs};
@@ -65,6 +65,17 @@ impl IntentStore for MemoryStore {
             limits::put_pool(tables, trigger, pool);
             Ok(())
         })
+    }
+
+    async fn put_quota(&self, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError> {
+        self.write(|tables| {
+            limits::put_quota(tables, trigger, quota);
+            Ok(())
+        })
+    }
+
+    async fn delete_quota(&self, trigger: &Trigger, tenant: &TenantId) -> Result<(), StoreError> {
+        self.write(|tables| limits::delete_quota(tables, trigger, tenant))
     }
 
     async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError> {

@@ -1,14 +1,14 @@
-//! Pools and nodes: what every owner shares out; and which replica hears which node.
+//! Pools, quotas and nodes: what every owner shares out; and which replica hears which node.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tenure_lease::EpochGuard;
-use tenure_model::{NodeId, PoolName};
+use tenure_model::{NodeId, PoolName, Resources, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, StoreError, Trigger,
-    drain_scope,
+    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
+    StoreError, Trigger, drain_scope,
 };
 
 use crate::tables::Tables;
@@ -17,7 +17,14 @@ use crate::trail::{By, entry};
 pub(crate) fn put_pool(tables: &mut Tables, trigger: &Trigger, pool: &PoolRecord) {
     let before = tables.pools.insert(pool.name.clone(), pool.clone());
     let before = before.map_or(String::new(), |pool| format!("{} slots", pool.slots));
-    pool_changed(tables, trigger, "pool_set", &pool.name, before, format!("{} slots", pool.slots));
+    changed(
+        tables,
+        trigger,
+        "pool_set",
+        format!("pool {}", pool.name),
+        before,
+        format!("{} slots", pool.slots),
+    );
 }
 
 pub(crate) fn delete_pool(tables: &mut Tables, trigger: &Trigger, name: &PoolName) -> Result<(), StoreError> {
@@ -30,19 +37,44 @@ pub(crate) fn delete_pool(tables: &mut Tables, trigger: &Trigger, name: &PoolNam
         )));
     }
     let gone = tables.pools.remove(name).expect("found just now");
-    pool_changed(tables, trigger, "pool_deleted", name, format!("{} slots", gone.slots), String::new());
+    changed(
+        tables,
+        trigger,
+        "pool_deleted",
+        format!("pool {name}"),
+        format!("{} slots", gone.slots),
+        String::new(),
+    );
     Ok(())
 }
 
-fn pool_changed(
+pub(crate) fn put_quota(tables: &mut Tables, trigger: &Trigger, Quota { tenant, most }: &Quota) {
+    let before = tables.quotas.insert(tenant.clone(), most.clone()).unwrap_or_default();
+    changed(tables, trigger, "quota_set", format!("quota {tenant}"), before.to_string(), most.to_string());
+}
+
+pub(crate) fn delete_quota(
     tables: &mut Tables,
     trigger: &Trigger,
-    event: &str,
-    name: &PoolName,
-    from: String,
-    to: String,
-) {
-    let changed = AuditEntry { reason: Some(format!("pool {name}")), ..entry(event, from, to) };
+    tenant: &TenantId,
+) -> Result<(), StoreError> {
+    let Some(before) = tables.quotas.remove(tenant) else {
+        return Err(StoreError::NotFound(format!("tenant {tenant} has no quota")));
+    };
+    tables.shares.remove(&Common::Quota(tenant.clone()).key());
+    let what = format!("quota {tenant}");
+    changed(tables, trigger, "quota_deleted", what, before.to_string(), String::new());
+    Ok(())
+}
+
+pub(crate) fn quotas(tables: &Tables) -> Vec<Quota> {
+    let quota =
+        |(tenant, most): (&TenantId, &Resources)| Quota { tenant: tenant.clone(), most: most.clone() };
+    tables.quotas.iter().map(quota).collect()
+}
+
+fn changed(tables: &mut Tables, trigger: &Trigger, event: &str, what: String, from: String, to: String) {
+    let changed = AuditEntry { reason: Some(what), ..entry(event, from, to) };
     tables.audit(By::user(trigger), None, None, vec![changed]);
     tables.attend_everywhere(&Attention::Limits);
 }

@@ -9,7 +9,7 @@ use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId, TiKey};
 use tenure_store::{
     AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns, NodeRecord, Pass,
-    PastRun, PoolRecord, SchedulingStore, ShardSnapshot, Share, StoreError,
+    PastRun, PoolRecord, Quota, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
@@ -101,6 +101,10 @@ impl SchedulingStore for MemoryStore {
         }))
     }
 
+    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        Ok(self.read(|tables| limits::quotas(tables)))
+    }
+
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         Ok(self.read(|tables| tables.pools.values().cloned().collect()))
     }
@@ -140,6 +144,7 @@ fn snapshot(tables: &Tables, shard: ShardId) -> ShardSnapshot {
         queued: vec![],
         unreadable: vec![],
         pools: tables.pools.values().cloned().collect(),
+        quotas: limits::quotas(tables),
         nodes: limits::nodes(tables),
         shares: shares::of_shard(tables, shard),
     };

@@ -61,6 +61,7 @@ pub(crate) fn of_shard(tables: &Tables, shard: ShardId) -> Vec<Share> {
 fn total(tables: &Tables, of: &Common) -> Option<Resources> {
     match of {
         Common::Pool(name) => tables.pools.get(name).map(PoolRecord::resources),
+        Common::Quota(tenant) => tables.quotas.get(tenant).cloned(),
         Common::Node(node) => tables.nodes.get(node).map(|record| record.capacity.clone()),
     }
 }

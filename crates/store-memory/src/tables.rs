@@ -36,6 +36,7 @@ pub(crate) struct Tables {
     /// Who got attention in this transaction.
     pub(crate) woken: BTreeSet<ShardId>,
     pub(crate) pools: BTreeMap<PoolName, PoolRecord>,
+    pub(crate) quotas: BTreeMap<TenantId, Resources>,
     pub(crate) nodes: BTreeMap<NodeId, NodeRecord>,
     /// By what it is of, then by shard.
     pub(crate) shares: BTreeMap<String, BTreeMap<ShardId, ShareRow>>,
@@ -121,6 +122,7 @@ impl Tables {
             last_attention: 0,
             woken: BTreeSet::new(),
             pools: BTreeMap::from([(pool, record)]),
+            quotas: BTreeMap::new(),
             nodes: BTreeMap::new(),
             shares: BTreeMap::new(),
             presence: BTreeMap::new(),

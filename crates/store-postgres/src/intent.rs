@@ -10,10 +10,10 @@ mod tokens;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState, TenantId};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
-    NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
+    NodeRegistration, PoolRecord, Quota, Registered, RunView, StoreError, TiView, Trigger,
 };
 
 use crate::PostgresStore;
@@ -96,6 +96,18 @@ impl IntentStore for PostgresStore {
     async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError> {
         let deed = self.deed("deleting a pool").await?;
         let outcome = fleet::delete_pool(&deed, trigger, pool).await;
+        self.done(deed, outcome).await
+    }
+
+    async fn put_quota(&self, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError> {
+        let deed = self.deed("setting a quota").await?;
+        let outcome = fleet::put_quota(&deed, trigger, quota).await;
+        self.done(deed, outcome).await
+    }
+
+    async fn delete_quota(&self, trigger: &Trigger, tenant: &TenantId) -> Result<(), StoreError> {
+        let deed = self.deed("deleting a quota").await?;
+        let outcome = fleet::delete_quota(&deed, trigger, tenant).await;
         self.done(deed, outcome).await
     }
 

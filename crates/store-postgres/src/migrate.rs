@@ -10,13 +10,14 @@ use crate::errors;
 use crate::session::Session;
 
 /// In order; a migration that was released never changes.
-const MIGRATIONS: [(&str, &str); 6] = [
+const MIGRATIONS: [(&str, &str); 7] = [
     ("start", include_str!("../migrations/0001_start.sql")),
     ("lease_history", LEASES),
     ("cluster", include_str!("../migrations/0003_cluster.sql")),
     ("taints", include_str!("../migrations/0004_taints.sql")),
     ("identities", include_str!("../migrations/0005_identities.sql")),
     ("drain", include_str!("../migrations/0006_drain.sql")),
+    ("quotas", include_str!("../migrations/0007_quotas.sql")),
 ];
 
 /// What leases need, also in a database that is not Tenure's. The next change to their tables is a migration of

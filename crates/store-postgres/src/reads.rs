@@ -11,8 +11,8 @@ use tenure_lease::{EpochGuard, with_causes};
 use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
 use tenure_store::{
     Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns,
-    NodeRecord, Pass, PastRun, PoolRecord, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, Share,
-    StoreError,
+    NodeRecord, Pass, PastRun, PoolRecord, Quota, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot,
+    Share, StoreError,
 };
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -150,6 +150,10 @@ impl SchedulingStore for PostgresStore {
         rows::all(&Session::once(&self.pool, "reading pools", rows::POOLS, &[]).await?, rows::pool)
     }
 
+    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        rows::all(&Session::once(&self.pool, "reading quotas", rows::QUOTAS, &[]).await?, rows::quota)
+    }
+
     async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
         rows::all(&Session::once(&self.pool, "reading nodes", rows::NODES, &[]).await?, rows::node)
     }
@@ -169,14 +173,17 @@ impl SchedulingStore for PostgresStore {
 }
 
 async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, StoreError> {
-    session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS, rows::POOLS, rows::NODES, shares::OF_SHARD]).await?;
+    let shared = [rows::POOLS, rows::QUOTAS, rows::NODES, shares::OF_SHARD];
+    session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS]).await?;
+    session.prepare(&shared).await?;
     let of_shard: [&(dyn ToSql + Sync); 1] = [&shard];
-    let (_, dags, runs, tis, pools, nodes, held, _) = try_join!(
+    let (_, dags, runs, tis, pools, quotas, nodes, held, _) = try_join!(
         session.batch(SNAPSHOT),
         session.rows(SHARD_DAGS, &of_shard),
         session.rows(SHARD_RUNS, &of_shard),
         session.rows(SHARD_TIS, &of_shard),
         session.rows(rows::POOLS, &[]),
+        session.rows(rows::QUOTAS, &[]),
         session.rows(rows::NODES, &[]),
         session.rows(shares::OF_SHARD, &of_shard),
         session.batch(CLOSE),
@@ -186,14 +193,16 @@ async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, 
         runs.into_iter().partition(|run| run.state == RunState::Running);
     let running = with_tis(running, &tis, &mut unreadable)?;
     let pools = rows::readable(&pools, "a pool", rows::pool);
+    let quotas = rows::readable(&quotas, "a quota", rows::quota);
     let nodes = rows::readable(&nodes, "a node", rows::node);
     Ok(ShardSnapshot {
         dags: rows::readable(&dags, "a dag", rows::dag_schedule),
         running,
         queued,
         unreadable: unreadable.into_iter().collect(),
-        shares: shares::of_shard(&held, ShardId(shard as u16), &pools, &nodes),
+        shares: shares::of_shard(&held, ShardId(shard as u16), shares::totals(&pools, &quotas, &nodes)),
         pools,
+        quotas,
         nodes,
     })
 }

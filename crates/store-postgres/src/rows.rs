@@ -13,7 +13,7 @@ use tenure_model::{
     TaskInstance, TaskNo, TaskState, TenantId, TiKey, VersionHash,
 };
 use tenure_store::{
-    AuditView, CachedTi, DagSchedule, DagView, NodeRecord, PoolRecord, RunHeader, RunView, StoreError,
+    AuditView, CachedTi, DagSchedule, DagView, NodeRecord, PoolRecord, Quota, RunHeader, RunView, StoreError,
     TiView, TryView, VersionView,
 };
 use tokio_postgres::Row;
@@ -339,7 +339,12 @@ pub(crate) fn audit_view(cells: &mut Cells<'_>) -> Result<AuditView, StoreError>
     })
 }
 
+pub(crate) const QUOTAS: &str = "SELECT tenant, most FROM quotas ORDER BY tenant";
 pub(crate) const POOLS: &str = "SELECT name, slots, description FROM pools ORDER BY name";
+
+pub(crate) fn quota(cells: &mut Cells<'_>) -> Result<Quota, StoreError> {
+    Ok(Quota { tenant: cells.text()?, most: cells.json("a quota")? })
+}
 
 pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, StoreError> {
     Ok(PoolRecord { name: cells.text()?, slots: cells.number()?, description: cells.take()? })

@@ -1,4 +1,4 @@
-//! Shares of pools and nodes, traded under the fence.
+//! Shares of pools, quotas and nodes, traded under the fence.
 //!
 //! The rows of what is traded are locked in order of their names, so that two owners that bid for the same see each
 //! other, and none waits in a circle. A change of what there is (a pool's slots, a node's capacity) waits too.
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use futures::try_join;
 use tenure_lease::EpochGuard;
 use tenure_model::{Resources, ShardId};
-use tenure_store::{Attention, Bid, Common, NodeRecord, PoolRecord, Share, StoreError, shares};
+use tenure_store::{Attention, Bid, Common, NodeRecord, PoolRecord, Quota, Share, StoreError, shares};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -28,6 +28,8 @@ const LOCK_NODES: &str = concat!(
     rows::node_columns!(),
     " FROM nodes WHERE node = ANY($1) ORDER BY node FOR NO KEY UPDATE"
 );
+const LOCK_QUOTAS: &str = "SELECT tenant, most FROM quotas WHERE tenant = ANY($1)
+    ORDER BY tenant FOR NO KEY UPDATE";
 pub(crate) const HELD: &str = "SELECT what, shard, amount, wanted FROM shares WHERE what = ANY($1)";
 const PUT: &str = "INSERT INTO shares (what, shard, amount, wanted)
     SELECT c.what, $1, c.amount, c.wanted FROM unnest($2::text[], $3::text[], $4::text[]) AS c(what, amount, wanted)
@@ -68,29 +70,35 @@ async fn write(
 
 async fn lock(deed: &Deed<'_>, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<Market, StoreError> {
     let session = &deed.session;
-    session.prepare(&[FENCE, LOCK_POOLS, LOCK_NODES, HELD, PUT, deed::LEAVE_ATTENTION, deed::NOTIFY]).await?;
-    let (mut pools, mut nodes) = (vec![], vec![]);
+    let locks = [LOCK_POOLS, LOCK_QUOTAS, LOCK_NODES];
+    session.prepare(&[FENCE, HELD, PUT, deed::LEAVE_ATTENTION, deed::NOTIFY]).await?;
+    session.prepare(&locks).await?;
+    let (mut pools, mut quotas, mut nodes) = (vec![], vec![], vec![]);
     for bid in bids {
         match &bid.of {
             Common::Pool(name) => pools.push(name.as_str()),
+            Common::Quota(tenant) => quotas.push(tenant.as_str()),
             Common::Node(node) => nodes.push(node.as_str()),
         }
     }
     let keys: Vec<String> = bids.iter().map(|bid| bid.of.key()).collect();
     let scope: [&(dyn ToSql + Sync); 1] = [&guard.scope().as_str()];
     let pools: [&(dyn ToSql + Sync); 1] = [&pools];
+    let quotas: [&(dyn ToSql + Sync); 1] = [&quotas];
     let nodes: [&(dyn ToSql + Sync); 1] = [&nodes];
     let keys: [&(dyn ToSql + Sync); 1] = [&keys];
     // The order of sending: `try_join!` polls from top to bottom.
-    let (_, fence, pools, nodes, held) = try_join!(
+    let (_, fence, pools, quotas, nodes, held) = try_join!(
         session.batch(BEGIN),
         session.rows(FENCE, &scope),
         session.rows(LOCK_POOLS, &pools),
+        session.rows(LOCK_QUOTAS, &quotas),
         session.rows(LOCK_NODES, &nodes),
         session.rows(HELD, &keys),
     )?;
     deed.store.check_fence(&fence, guard)?;
-    let totals = totals(&rows::all(&pools, rows::pool)?, &rows::all(&nodes, rows::node)?);
+    let (pools, quotas) = (rows::all(&pools, rows::pool)?, rows::all(&quotas, rows::quota)?);
+    let totals = totals(&pools, &quotas, &rows::all(&nodes, rows::node)?);
     let mut market = Market { totals, held: BTreeMap::new(), changed: BTreeMap::new() };
     for (key, shard, share) in rows::all(&held, stored)? {
         market.held.entry(key).or_default().insert(shard, share);
@@ -169,20 +177,20 @@ fn sum(held: &BTreeMap<ShardId, Stored>) -> Resources {
     })
 }
 
-fn totals(pools: &[PoolRecord], nodes: &[NodeRecord]) -> BTreeMap<String, Resources> {
+/// What there is to share, by key.
+pub(crate) fn totals(
+    pools: &[PoolRecord],
+    quotas: &[Quota],
+    nodes: &[NodeRecord],
+) -> BTreeMap<String, Resources> {
     let pools = pools.iter().map(|pool| (Common::Pool(pool.name.clone()).key(), pool.resources()));
     let nodes = nodes.iter().map(|node| (Common::Node(node.node.clone()).key(), node.capacity.clone()));
-    pools.chain(nodes).collect()
+    let quotas = quotas.iter().map(|quota| (Common::Quota(quota.tenant.clone()).key(), quota.most.clone()));
+    pools.chain(quotas).chain(nodes).collect()
 }
 
 /// A shard's shares from the rows of [`OF_SHARD`]. Of what is gone nobody has any.
-pub(crate) fn of_shard(
-    rows: &[Row],
-    shard: ShardId,
-    pools: &[PoolRecord],
-    nodes: &[NodeRecord],
-) -> Vec<Share> {
-    let totals = totals(pools, nodes);
+pub(crate) fn of_shard(rows: &[Row], shard: ShardId, totals: BTreeMap<String, Resources>) -> Vec<Share> {
     let mut held: BTreeMap<String, BTreeMap<ShardId, Stored>> = BTreeMap::new();
     for (key, holder, share) in rows::readable(rows, "a share", stored) {
         held.entry(key).or_default().insert(holder, share);

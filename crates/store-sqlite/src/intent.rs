@@ -2,10 +2,10 @@
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState};
+use tenure_model::{Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunState, TenantId};
 use tenure_store::{
     ClearRequest, Cleared, CreateRunOutcome, DagRegistration, IntentStore, MarkRequest, NodeRecord,
-    NodeRegistration, PoolRecord, Registered, RunView, StoreError, TiView, Trigger,
+    NodeRegistration, PoolRecord, Quota, Registered, RunView, StoreError, TiView, Trigger,
 };
 
 use crate::rows::kept;
@@ -81,6 +81,17 @@ impl IntentStore for SqliteStore {
     async fn put_pool(&self, trigger: &Trigger, pool: &PoolRecord) -> Result<(), StoreError> {
         let (trigger, pool) = (kept_trigger(trigger), pool.clone());
         self.write("setting a pool", move |tx, office| limits::put_pool(tx, office, &trigger, &pool)).await
+    }
+
+    async fn put_quota(&self, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError> {
+        let (trigger, quota) = (kept_trigger(trigger), quota.clone());
+        self.write("setting a quota", move |tx, office| limits::put_quota(tx, office, &trigger, &quota)).await
+    }
+
+    async fn delete_quota(&self, trigger: &Trigger, tenant: &TenantId) -> Result<(), StoreError> {
+        let (trigger, tenant) = (kept_trigger(trigger), tenant.clone());
+        self.write("deleting a quota", move |tx, office| limits::delete_quota(tx, office, &trigger, &tenant))
+            .await
     }
 
     async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError> {

@@ -1,22 +1,59 @@
-//! Pools and nodes: what every owner shares out.
+//! Pools, quotas and nodes: what every owner shares out.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
-use tenure_model::{NodeId, PoolName};
+use tenure_model::{NodeId, PoolName, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Trigger, drain_scope,
+    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
+    Trigger, drain_scope,
 };
 
 use crate::Office;
 use crate::errors::Fail;
 use crate::identities::held;
 use crate::leases::{Authority, check_fence};
-use crate::rows::{At, all, node, node_columns, one, pool};
+use crate::rows::{At, all, node, node_columns, one, pool, quota};
 use crate::trail::{self, By};
 use crate::writer::Tx;
 
 pub(crate) fn pools(conn: &Connection) -> Result<Vec<PoolRecord>, Fail> {
     all(&mut conn.prepare_cached("SELECT name, slots, description FROM pools ORDER BY name")?, [], pool)
+}
+
+pub(crate) fn quotas(conn: &Connection) -> Result<Vec<Quota>, Fail> {
+    all(&mut conn.prepare_cached("SELECT tenant, most FROM quotas ORDER BY tenant")?, [], quota)
+}
+
+pub(crate) fn quota_of(conn: &Connection, tenant: &TenantId) -> Result<Option<Quota>, Fail> {
+    let mut select = conn.prepare_cached("SELECT tenant, most FROM quotas WHERE tenant = ?1")?;
+    one(&mut select, [tenant.as_str()], quota)
+}
+
+pub(crate) fn put_quota(tx: &Tx<'_>, office: &Office, trigger: &Trigger, quota: &Quota) -> Result<(), Fail> {
+    let tenant = &quota.tenant;
+    let before = quota_of(tx, tenant)?.map_or(String::new(), |before| before.most.to_string());
+    let mut put = tx.prepare_cached(
+        "INSERT INTO quotas (tenant, most) VALUES (?1, ?2) ON CONFLICT (tenant) DO UPDATE SET most = excluded.most",
+    )?;
+    let most = serde_json::to_string(&quota.most).expect("amounts are plain data");
+    put.execute(params![tenant.as_str(), most])?;
+    changed(tx, office, trigger, "quota_set", format!("quota {tenant}"), before, quota.most.to_string())
+}
+
+pub(crate) fn delete_quota(
+    tx: &Tx<'_>,
+    office: &Office,
+    trigger: &Trigger,
+    tenant: &TenantId,
+) -> Result<(), Fail> {
+    let Some(before) = quota_of(tx, tenant)? else {
+        return Err(Fail::not_found(format!("tenant {tenant} has no quota")));
+    };
+    tx.prepare_cached("DELETE FROM quotas WHERE tenant = ?1")?.execute([tenant.as_str()])?;
+    tx.prepare_cached("DELETE FROM shares WHERE what = ?1")?
+        .execute([Common::Quota(tenant.clone()).key()])?;
+    let what = format!("quota {tenant}");
+    changed(tx, office, trigger, "quota_deleted", what, before.most.to_string(), String::new())
 }
 
 pub(crate) fn nodes(conn: &Connection) -> Result<Vec<NodeRecord>, Fail> {
@@ -42,7 +79,8 @@ pub(crate) fn put_pool(
          ON CONFLICT (name) DO UPDATE SET slots = excluded.slots, description = excluded.description",
     )?;
     put.execute(params![pool.name.as_str(), trigger.tenant.as_str(), pool.slots, pool.description])?;
-    changed(tx, office, trigger, "pool_set", &pool.name, before, format!("{} slots", pool.slots))
+    let what = format!("pool {}", pool.name);
+    changed(tx, office, trigger, "pool_set", what, before, format!("{} slots", pool.slots))
 }
 
 pub(crate) fn delete_pool(
@@ -58,7 +96,8 @@ pub(crate) fn delete_pool(
         return Err(Fail::conflict(format!("{name} is the pool of every task that names none; it stays")));
     }
     tx.prepare_cached("DELETE FROM pools WHERE name = ?1")?.execute([name.as_str()])?;
-    changed(tx, office, trigger, "pool_deleted", name, format!("{slots} slots"), String::new())
+    let what = format!("pool {name}");
+    changed(tx, office, trigger, "pool_deleted", what, format!("{slots} slots"), String::new())
 }
 
 fn slots(conn: &Connection, name: &PoolName) -> Result<Option<u32>, Fail> {
@@ -71,12 +110,11 @@ fn changed(
     office: &Office,
     trigger: &Trigger,
     event: &str,
-    name: &PoolName,
+    what: String,
     from: String,
     to: String,
 ) -> Result<(), Fail> {
-    let entry =
-        tenure_store::AuditEntry { reason: Some(format!("pool {name}")), ..trail::entry(event, from, to) };
+    let entry = AuditEntry { reason: Some(what), ..trail::entry(event, from, to) };
     trail::audit(tx, By::user(trigger), None, None, &[entry])?;
     trail::attention_everywhere(tx, office.shards, &Attention::Limits)
 }

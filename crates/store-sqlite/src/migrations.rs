@@ -7,7 +7,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// In order; a released step is never edited, the next one is appended.
-const STEPS: [&str; 6] = [
+const STEPS: [&str; 7] = [
     include_str!("../migrations/0001_initial.sql"),
     concat!(
         include_str!("../migrations/0002_set_fences_aside.sql"),
@@ -18,6 +18,7 @@ const STEPS: [&str; 6] = [
     include_str!("../migrations/0004_taints.sql"),
     include_str!("../migrations/0005_identities.sql"),
     include_str!("../migrations/0006_drain.sql"),
+    include_str!("../migrations/0007_quotas.sql"),
 ];
 /// The same for a file that holds nothing but leases.
 const LEASE_STEPS: [&str; 1] = [include_str!("../migrations/leases_0001.sql")];

@@ -13,7 +13,7 @@ use tenure_model::{
     TiKey, VersionHash,
 };
 use tenure_store::{
-    AuditView, CachedTi, DagSchedule, DagView, NodeRecord, PoolRecord, RunHeader, RunView, TiView,
+    AuditView, CachedTi, DagSchedule, DagView, NodeRecord, PoolRecord, Quota, RunHeader, RunView, TiView,
     VersionView,
 };
 use uuid::Uuid;
@@ -373,6 +373,10 @@ pub(crate) fn audit_view(cells: &mut Cells<'_>) -> Result<AuditView, Fail> {
         epoch: cells.take::<Option<i64>>()?.map(|epoch| epoch as u64),
         entries: cells.json("an audit row")?,
     })
+}
+
+pub(crate) fn quota(cells: &mut Cells<'_>) -> Result<Quota, Fail> {
+    Ok(Quota { tenant: cells.text()?, most: cells.json("a quota")? })
 }
 
 pub(crate) fn pool(cells: &mut Cells<'_>) -> Result<PoolRecord, Fail> {

@@ -10,7 +10,7 @@ use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunKey, ShardId, TaskId, TenantId};
 use tenure_store::{
     AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns, NodeRecord, Pass,
-    PastRun, PoolRecord, SchedulingStore, ShardSnapshot, Share, StoreError,
+    PastRun, PoolRecord, Quota, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
@@ -99,6 +99,10 @@ impl SchedulingStore for SqliteStore {
 
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         self.read("reading pools", |conn, _| limits::pools(conn)).await
+    }
+
+    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        self.read("reading quotas", |conn, _| limits::quotas(conn)).await
     }
 
     async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {

@@ -10,6 +10,7 @@ use tenure_store::{Attention, Bid, Common, PoolRecord, Share};
 use crate::Office;
 use crate::errors::Fail;
 use crate::leases::{Authority, check_fence};
+use crate::limits;
 use crate::rows::{Cells, all, one};
 use crate::trail;
 use crate::writer::Tx;
@@ -95,6 +96,7 @@ fn total(conn: &Connection, of: &Common) -> Result<Option<Resources>, Fail> {
     match of {
         Common::Pool(name) => slots(conn, name),
         Common::Node(node) => capacity(conn, node),
+        Common::Quota(tenant) => Ok(limits::quota_of(conn, tenant)?.map(|quota| quota.most)),
     }
 }
 

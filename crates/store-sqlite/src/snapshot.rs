@@ -25,6 +25,7 @@ pub(crate) fn shard(conn: &Connection, shard: ShardId) -> Result<ShardSnapshot, 
         queued: vec![],
         unreadable: vec![],
         pools: limits::pools(conn)?,
+        quotas: limits::quotas(conn)?,
         nodes: limits::nodes(conn)?,
         shares: shares::of_shard(conn, shard)?,
     };

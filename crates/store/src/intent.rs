@@ -61,6 +61,11 @@ pub trait IntentStore: Send + Sync {
     /// A pool that unfinished tasks may name is kept by those: they wait until it is there again.
     async fn delete_pool(&self, trigger: &Trigger, pool: &PoolName) -> Result<(), StoreError>;
 
+    /// What runs already goes on, even if it is more than that.
+    async fn put_quota(&self, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError>;
+
+    async fn delete_quota(&self, trigger: &Trigger, tenant: &TenantId) -> Result<(), StoreError>;
+
     /// A node (re)appears with what it has. Nothing new about it disturbs nobody.
     async fn register_node(&self, node: &NodeRegistration, at: Timestamp) -> Result<NodeRecord, StoreError>;
 
@@ -235,6 +240,14 @@ pub struct PoolRecord {
     pub name: PoolName,
     pub slots: u32,
     pub description: String,
+}
+
+/// What the tasks of a tenant may take of all nodes together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    pub tenant: TenantId,
+    /// Of what is not named there is no limit. `tasks` counts tasks.
+    pub most: Resources,
 }
 
 #[derive(Clone, Debug, PartialEq)]

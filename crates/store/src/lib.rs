@@ -36,7 +36,7 @@ pub use identity::{
 };
 pub use intent::{
     CONTROLLER_SCOPE, ChoreStore, ClearRequest, ClearSelection, Cleared, CreateRunOutcome, DagRegistration,
-    IntentStore, MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Registered, Trigger,
+    IntentStore, MarkRequest, NodeRecord, NodeRegistration, PoolRecord, Quota, Registered, Trigger,
 };
 pub use scheduling::{
     Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,

@@ -15,7 +15,7 @@ use tenure_model::{
 };
 use tokio::sync::watch;
 
-use crate::{NodeRecord, PoolRecord, StoreError};
+use crate::{NodeRecord, PoolRecord, Quota, StoreError};
 
 #[async_trait]
 pub trait SchedulingStore: Send + Sync {
@@ -85,6 +85,8 @@ pub trait SchedulingStore: Send + Sync {
 
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
 
+    async fn quotas(&self) -> Result<Vec<Quota>, StoreError>;
+
     async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError>;
 
     /// Values that tasks of a run have returned.
@@ -108,6 +110,7 @@ pub struct ShardSnapshot {
     /// Runs of which a row makes no sense: they cost nobody else anything.
     pub unreadable: Vec<(RunKey, String)>,
     pub pools: Vec<PoolRecord>,
+    pub quotas: Vec<Quota>,
     pub nodes: Vec<NodeRecord>,
     /// What the shard may use of what all shards draw from.
     pub shares: Vec<Share>,
@@ -126,6 +129,8 @@ pub struct LoadedRuns {
 pub enum Common {
     Pool(PoolName),
     Node(NodeId),
+    /// A tenant's quota.
+    Quota(TenantId),
 }
 
 /// How much of it a shard may use without asking the others. The shares of all shards together never exceed what

@@ -77,11 +77,12 @@ impl PoolRecord {
 }
 
 impl Common {
-    /// Its name in a table of shares: `pool/gpu`, `node/n1`.
+    /// Its name in a table of shares: `pool/gpu`, `node/n1`, `quota/fraud`.
     pub fn key(&self) -> String {
         match self {
             Self::Pool(name) => format!("pool/{name}"),
             Self::Node(node) => format!("node/{node}"),
+            Self::Quota(tenant) => format!("quota/{tenant}"),
         }
     }
 
@@ -89,6 +90,7 @@ impl Common {
         match key.split_once('/')? {
             ("pool", name) => Some(Self::Pool(name.into())),
             ("node", node) => Some(Self::Node(node.into())),
+            ("quota", tenant) => Some(Self::Quota(tenant.into())),
             _ => None,
         }
     }
@@ -157,7 +159,8 @@ mod tests {
 
     #[test]
     fn a_key_is_read_back_and_a_name_may_hold_a_slash() {
-        for common in [Common::Pool("gpu".into()), Common::Node("rack/7".into())] {
+        let all = [Common::Pool("gpu".into()), Common::Node("rack/7".into()), Common::Quota("fraud".into())];
+        for common in all {
             assert_eq!(Common::from_key(&common.key()), Some(common));
         }
         assert_eq!(Common::from_key("shelf/1"), None);

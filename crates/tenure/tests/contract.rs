@@ -26,7 +26,7 @@ on_every_wiring!(
     a_cancelled_task_has_ended_before_it_runs_again,
     a_broken_file_leaves_the_last_good_version_in_force,
     a_schedule_creates_its_runs_exactly_once,
-    a_pool_bounds_what_runs_at_once,
+    a_pool_and_a_quota_bound_what_runs_at_once,
     a_killed_server_goes_on_where_it_was,
     a_graceful_stop_leaves_tasks_running_and_picks_them_up,
     secrets_never_reach_a_log,
@@ -248,29 +248,44 @@ fn a_schedule_creates_its_runs_exactly_once(site: &Site) {
     }
 }
 
-fn a_pool_bounds_what_runs_at_once(site: &Site) {
+/// Six tasks that take a while each.
+fn six_tasks(site: &Site, dag: &str, of_task: &str) {
     let tasks_text: String = (0..6)
-        .map(|n| format!("  t{n}: {{ pool: narrow, bash: 'date +%s%N >> EFFECTS/t{n}; sleep 0.2; date +%s%N >> EFFECTS/t{n}' }}\n"))
+        .map(|n| format!("  t{n}: {{ {of_task} bash: 'date +%s%N >> EFFECTS/{dag}{n}; sleep 0.2; date +%s%N >> EFFECTS/{dag}{n}' }}\n"))
         .collect();
-    site.dag("pool.yaml", &format!("id: pool\ntasks:\n{tasks_text}"));
-    let _server = site.start();
-    site.ok(&["pool", "set", "narrow", "2"]);
-    assert_eq!(site.run("pool", &[])["state"], "success");
+    site.dag(&format!("{dag}.yaml"), &format!("id: {dag}\ntasks:\n{tasks_text}"));
+}
+
+/// How many of the six ran at once.
+fn most_at_once(site: &Site, dag: &str) -> i32 {
+    assert_eq!(site.run(dag, &[])["state"], "success");
     let mut edges: Vec<(u128, i32)> = vec![];
     for n in 0..6 {
-        let times = site.effect(&format!("t{n}")).unwrap();
+        let times = site.effect(&format!("{dag}{n}")).unwrap();
         let times: Vec<u128> = times.lines().map(|line| line.parse().unwrap()).collect();
         edges.extend([(times[0], 1), (times[1], -1)]);
     }
     edges.sort();
-    let most = edges
-        .iter()
-        .scan(0, |now, (_, step)| {
-            *now += step;
-            Some(*now)
-        })
-        .max();
-    assert_eq!(most, Some(2));
+    let running = edges.iter().scan(0, |now, (_, step)| {
+        *now += step;
+        Some(*now)
+    });
+    running.max().unwrap()
+}
+
+fn a_pool_and_a_quota_bound_what_runs_at_once(site: &Site) {
+    six_tasks(site, "pool", "pool: narrow,");
+    six_tasks(site, "quota", "");
+    let _server = site.start();
+    site.ok(&["pool", "set", "narrow", "2"]);
+    assert_eq!(most_at_once(site, "pool"), 2);
+    let set = site.ok(&["quota", "set", "tasks=1,cpu=3"]);
+    assert!(set.contains("cpu 0 of 3, tasks 0 of 1"), "{set}");
+    assert_eq!(most_at_once(site, "quota"), 1);
+    assert!(site.ok(&["quota", "list"]).contains("tasks 0 of 1"));
+    site.ok(&["quota", "delete"]);
+    let gone = site.cli(&["quota", "delete"]);
+    assert!(text(&gone.stderr).contains("tenant default has no quota"), "{}", text(&gone.stderr));
 }
 
 fn a_killed_server_goes_on_where_it_was(site: &Site) {

@@ -4,6 +4,7 @@ mod dags;
 mod joining;
 mod nodes;
 mod progress;
+mod quotas;
 
 use axum::Json;
 use axum::extract::State;
@@ -33,6 +34,8 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(joining::remove))
         .routes(routes!(joining::make_token, joining::tokens))
         .routes(routes!(joining::revoke_token))
+        .routes(routes!(quotas::list))
+        .routes(routes!(quotas::put, quotas::delete))
         .routes(routes!(info))
 }
 

@@ -56,6 +56,9 @@ async fn every_route_is_in_the_document() {
         GET /api/tenure/nodes/{node}
         POST /api/tenure/nodes/{node}/drain
         POST /api/tenure/nodes/{node}/undrain
+        GET /api/tenure/quotas
+        DELETE /api/tenure/quotas/{tenant}
+        PUT /api/tenure/quotas/{tenant}
         GET /api/v2/dagSources/{dag_id}
         GET /api/v2/dags
         DELETE /api/v2/dags/{dag_id}

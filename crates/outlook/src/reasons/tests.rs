@@ -100,6 +100,26 @@ pub(crate) fn bound(spec: &DagSpec, task: &str, node: &str) -> Occupancy {
     }
 }
 
+#[test]
+fn a_quota_that_is_used_up_is_named_with_its_resource() {
+    let ask = |cpus: u64| TaskSpec {
+        resources: Resources::default().with(Resources::CPU, cpus * 1_000),
+        ..task("a")
+    };
+    let told = |cpus: u64, bound: &[Occupancy]| {
+        let (spec, tenant) = (DagSpec::new("d", vec![ask(cpus)]), TenantId::default_tenant());
+        let specs: Specs = [((tenant.clone(), spec.id.clone(), 1), Arc::new(spec.clone()))].into();
+        let most = Resources::default().with(Resources::CPU, 1_000);
+        let picture = picture(bound, &specs).with_quota(tenant.clone(), most);
+        picture.holdup(&picture.cluster(), &tenant, &spec.id, &spec.tasks[0]).map(|why| why.to_string())
+    };
+    let other = DagSpec::new("d", vec![]);
+    assert_eq!(told(1, &[]), None);
+    assert_eq!(told(2, &[]).as_deref(), Some("tenant default may take 1 cpu, and it asks for 2"));
+    let running = bound(&other, "a", "big");
+    assert_eq!(told(1, &[running]).as_deref(), Some("tenant default takes all it may (1 cpu)"));
+}
+
 /// What the first task is told.
 #[track_caller]
 fn check(spec: DagSpec, states: &str, bound: &[Occupancy], expected: &str) {

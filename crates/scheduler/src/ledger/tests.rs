@@ -9,7 +9,7 @@ use super::*;
 fn ledger(slots: u32, cpus: u64) -> Ledger {
     let mut ledger = Ledger::default();
     let pool = PoolRecord { name: PoolName::new("p"), slots, description: String::new() };
-    ledger.set_limits(&[pool], &[node("n", cpus)], |_| true);
+    ledger.set_limits(&[pool], &[], &[node("n", cpus)], |_| true);
     ledger
 }
 
@@ -29,9 +29,11 @@ fn node(name: &str, cpus: u64) -> NodeRecord {
 
 fn wish(run: i64, task: u32, cpu: u64) -> Wish {
     Wish {
+        tenant: TenantId::default_tenant(),
         dag: DagNo(1),
         run: RunKey(run),
         task: TaskId::from(format!("t{task}")),
+        priority: 1,
         pool: PoolName::new("p"),
         pool_slots: 1,
         request: Request::new(Resources::default().with("cpu", cpu * 1_000), BTreeMap::new()),
@@ -87,7 +89,7 @@ fn a_task_that_failed_on_the_only_node_this_shard_has_a_share_of_asks_for_anothe
     let mut ledger = Ledger::default();
     ledger.share_with_others();
     let pool = PoolRecord { name: PoolName::new("p"), slots: 9, description: String::new() };
-    ledger.set_limits(&[pool], &[node("a", 4), node("b", 4)], |_| true);
+    ledger.set_limits(&[pool], &[], &[node("a", 4), node("b", 4)], |_| true);
     ledger.pools.get_mut(&PoolName::new("p")).unwrap().share = Some(9);
     ledger.set_share(&share("a", 2, 0));
     ledger.set_share(&share("b", 0, 4));
@@ -130,12 +132,12 @@ fn what_a_run_has_asked_for_is_forgotten_with_it() {
 fn a_node_that_was_removed_and_comes_back_is_asked_for_anew() {
     let mut ledger = Ledger::default();
     ledger.share_with_others();
-    ledger.set_limits(&[], &[node("a", 4)], |_| true);
+    ledger.set_limits(&[], &[], &[node("a", 4)], |_| true);
     ledger.set_share(&share("a", 4, 0));
     let request = || wish(1, 0, 1).request;
     assert!(ledger.cluster.choose(&request(), None).is_some());
-    ledger.set_limits(&[], &[], |_| true);
-    ledger.set_limits(&[], &[node("a", 4)], |_| true);
+    ledger.set_limits(&[], &[], &[], |_| true);
+    ledger.set_limits(&[], &[], &[node("a", 4)], |_| true);
     assert_eq!(ledger.cluster.choose(&request(), None), None, "nothing of it is this shard's");
     assert_eq!(ledger.cluster.attainable(&request()), Some(NodeId::new("a")));
 }
@@ -168,4 +170,27 @@ proptest! {
             prop_assert!(cpu <= cpus * 1_000);
         }
     }
+}
+
+#[test]
+fn a_quota_bounds_what_a_tenant_takes_whatever_the_shape_of_its_requests() {
+    let mut ledger = ledger(99, 99);
+    let pool = PoolRecord { name: PoolName::new("p"), slots: 99, description: String::new() };
+    let quota = Quota { tenant: TenantId::default_tenant(), most: Resources::default().with("cpu", 3_000) };
+    ledger.set_limits(&[pool], &[quota], &[node("n", 99)], |_| true);
+    let ti = |run| TiKey::unmapped(RunKey(run), TaskNo(0));
+    ledger.take(ti(1), wish(1, 1, 2)).unwrap();
+    let too_much = ledger.take(ti(2), wish(2, 2, 2)).unwrap_err();
+    assert!(matches!(too_much, Limit::Quota(..)));
+    assert_eq!(
+        (ledger.room(&too_much), ledger.explain(&too_much)),
+        (0, "tenant default takes all it may (3 cpu)".into())
+    );
+    ledger.take(ti(3), wish(3, 3, 1)).unwrap();
+    let other = Wish { tenant: TenantId::new("other"), ..wish(4, 4, 9) };
+    ledger.take(ti(4), other).unwrap();
+    assert!(ledger.give_back(ti(1)).contains(&Limit::Quota(TenantId::default_tenant(), Shape::FIRST)));
+    assert_eq!(ledger.room(&too_much), 1);
+    let never = ledger.take(ti(5), wish(5, 5, 4)).unwrap_err();
+    assert_eq!(ledger.explain(&never), "tenant default may take 3 cpu, and it asks for 4");
 }

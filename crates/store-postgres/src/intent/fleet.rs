@@ -1,10 +1,10 @@
-//! Pools and nodes: what placement may use. Every shard is told.
+//! Pools, quotas and nodes: what placement may use. Every shard is told.
 
 use jiff::Timestamp;
-use tenure_model::{NodeId, PoolName};
+use tenure_model::{NodeId, PoolName, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, StoreError,
-    Trigger,
+    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
+    StoreError, Trigger,
 };
 use tokio_postgres::types::ToSql;
 
@@ -16,6 +16,9 @@ const PUT_POOL: &str = "INSERT INTO pools (tenant, name, slots, description) VAL
     ON CONFLICT (tenant, name) DO UPDATE SET slots = excluded.slots, description = excluded.description";
 const DELETE_POOL: &str = "DELETE FROM pools WHERE tenant = $1 AND name = $2";
 const FORGET_SHARES: &str = "DELETE FROM shares WHERE what = $1";
+const PUT_QUOTA: &str = "INSERT INTO quotas (tenant, most) VALUES ($1, $2)
+    ON CONFLICT (tenant) DO UPDATE SET most = excluded.most";
+const DELETE_QUOTA: &str = "DELETE FROM quotas WHERE tenant = $1";
 /// Nothing that anybody decides by has changed.
 const SEEN_AGAIN: &str = concat!(
     "UPDATE nodes SET version = $6, registered_at = $7
@@ -75,6 +78,28 @@ pub(super) async fn delete_pool(
     deed.session.execute(FORGET_SHARES, &[&Common::Pool(pool.clone()).key()]).await?;
     let from = pool.to_string();
     deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("pool_deleted") }).await?;
+    deed.attention_of_every_shard(&Attention::Limits).await
+}
+
+pub(super) async fn put_quota(deed: &Deed<'_>, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError> {
+    let most = serde_json::to_string(&quota.most).expect("amounts are plain data");
+    deed.session.execute(PUT_QUOTA, &[&quota.tenant.as_str(), &most]).await?;
+    let to = format!("{}: {}", quota.tenant, quota.most);
+    deed.trail(trigger, None, None, AuditEntry { to, ..batch::entry("quota_set") }).await?;
+    deed.attention_of_every_shard(&Attention::Limits).await
+}
+
+pub(super) async fn delete_quota(
+    deed: &Deed<'_>,
+    trigger: &Trigger,
+    tenant: &TenantId,
+) -> Result<(), StoreError> {
+    if deed.session.execute(DELETE_QUOTA, &[&tenant.as_str()]).await? == 0 {
+        return Err(StoreError::NotFound(format!("tenant {tenant} has no quota")));
+    }
+    deed.session.execute(FORGET_SHARES, &[&Common::Quota(tenant.clone()).key()]).await?;
+    let from = tenant.to_string();
+    deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("quota_deleted") }).await?;
     deed.attention_of_every_shard(&Attention::Limits).await
 }
 

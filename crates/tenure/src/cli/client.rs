@@ -102,6 +102,10 @@ impl Client {
         self.send("PATCH", path, Some(body), &[])
     }
 
+    pub fn put(&self, path: &Path, body: &Value) -> Result<Value, Failure> {
+        self.send("PUT", path, Some(body), &[])
+    }
+
     pub fn delete(&self, path: &Path) -> Result<(), Failure> {
         self.send("DELETE", path, None, &[]).map(drop)
     }

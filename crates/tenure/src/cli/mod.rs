@@ -16,6 +16,7 @@ mod lease;
 mod logs;
 mod node;
 mod progress;
+mod quota;
 mod run;
 mod screen;
 mod task;
@@ -124,6 +125,9 @@ pub enum Command {
     /// Limit how many tasks of a kind run at once
     #[command(subcommand)]
     Pool(admin::PoolCommand),
+    /// Limit what a tenant's tasks take of all nodes together
+    #[command(subcommand)]
+    Quota(quota::QuotaCommand),
     /// The machines that tasks run on
     #[command(subcommand)]
     Node(node::NodeCommand),
@@ -189,6 +193,7 @@ fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Run(command) => run::run(command, context),
         Command::Task(command) => task::run(command, context),
         Command::Pool(command) => admin::pool(command, context),
+        Command::Quota(command) => quota::run(command, context),
         Command::Node(command) => node::run(command, context),
         Command::Lease(command) => lease::run(command, context),
         Command::Member(lease::MemberCommand::List { component }) => {

@@ -197,6 +197,7 @@ impl Replica {
                 heartbeat_threshold: settings.heartbeat_threshold,
                 orphan_threshold: settings.orphan_threshold,
                 placement: settings.placement,
+                preemption: settings.preemption,
                 ..OwnerConfig::new(actor)
             },
             sole_instance,

@@ -103,6 +103,7 @@ impl Desk {
                     failed_lately: self.need("placement_failed_lately", weight),
                 },
             },
+            preemption: self.need("placement_preemption", on_or_off),
             webhook: self.take("signals_webhook", webhook),
             signals: SignalRules {
                 shortage_after: self.need("signals_shortage_after", some_time),
@@ -330,6 +331,14 @@ fn strategy(text: &str) -> Result<Strategy, String> {
         "spread" => Ok(Strategy::Spread),
         "pack" => Ok(Strategy::Pack),
         _ => Err("is neither spread nor pack".into()),
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("is neither on nor off".into()),
     }
 }
 

@@ -315,6 +315,13 @@ pub const KNOBS: &[Knob] = &[
         "How much it counts against a node that any attempt failed there in the last ten minutes",
     ),
     knob(
+        "placement_preemption",
+        "on|off",
+        Group::Placement,
+        Default::Same("off"),
+        "Whether tasks that find no room stop running ones of a lower priority, which are placed again later",
+    ),
+    knob(
         "signals_webhook",
         "URL",
         Group::Signals,

@@ -101,6 +101,7 @@ pub struct Settings {
     pub dispatch_workers: usize,
     pub dispatch_queue: usize,
     pub placement: Policy,
+    pub preemption: bool,
     /// Where signals are sent.
     pub webhook: Option<String>,
     pub signals: SignalRules,

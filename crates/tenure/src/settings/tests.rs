@@ -100,10 +100,11 @@ fn settings_that_begin_alike_may_stand_in_a_section() {
             tenure.toml:4: there is no setting "placement_laod" (did you mean "placement_load"?)"#]],
     );
     check_file(
-        "[placement]\nspread = 1001\nstrategy = \"best\"\n",
+        "[placement]\nspread = 1001\nstrategy = \"best\"\npreemption = \"yes\"\n",
         expect![[r#"
             tenure.toml:3: placement_strategy = "best" is neither spread nor pack
-            tenure.toml:2: placement_spread = "1001" is not a whole number from 0 to 1000"#]],
+            tenure.toml:2: placement_spread = "1001" is not a whole number from 0 to 1000
+            tenure.toml:4: placement_preemption = "yes" is neither on nor off"#]],
     );
 }
 
