@@ -5,12 +5,12 @@
 //! real interface of agents, and start nothing: what is measured is scheduling, not forking. Everything shares the
 //! machine, so each figure of throughput comes with who used the processors.
 
-mod agents;
+pub mod agents;
 mod backlog;
-mod database;
+pub mod database;
 mod failover;
 mod lateness;
-mod site;
+pub mod site;
 mod slow;
 mod standby;
 mod throughput;

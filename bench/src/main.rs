@@ -4,6 +4,7 @@
 //! processes costs, and what one flush to this disk costs. Absolute times belong to a machine; ratios travel.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
+mod agents;
 mod cluster;
 mod floors;
 mod lease;
@@ -57,6 +58,8 @@ enum Family {
     Lease,
     /// Crashes and restarts of replicas, throughput, backlogs, lateness, on Postgres
     Cluster,
+    /// 500 nodes with nothing to do; a chain and a fan-out over gRPC beside the same in one process
+    Agents,
     /// Where attempts go: the decision alone, for a thousand nodes
     Placement,
 }
@@ -70,6 +73,7 @@ fn main() -> Result<()> {
     let report = match args.family {
         Family::Skeleton => skeleton::measure(&binary, args.samples.unwrap_or(20))?,
         Family::Lease => lease::measure(args.samples.unwrap_or(50))?,
+        Family::Agents => agents::measure(&binary, args.samples.unwrap_or(20))?,
         Family::Placement => placement::measure(args.samples.unwrap_or(20))?,
         Family::Cluster => cluster::measure(&cluster::Options {
             binary: &binary,

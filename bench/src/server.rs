@@ -14,6 +14,11 @@ const ASK_EVERY: Duration = Duration::from_millis(4);
 pub struct Server {
     child: Child,
     folder: TempDir,
+    pub api: Api,
+}
+
+/// A server's API, whoever has started it.
+pub struct Api {
     agent: ureq::Agent,
     url: String,
     token: String,
@@ -41,15 +46,7 @@ impl Server {
             .stderr(log)
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
-        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60)));
-        let mut server = Self {
-            child,
-            folder,
-            agent: config.build().into(),
-            url: String::new(),
-            token: String::new(),
-            runs: 0,
-        };
+        let mut server = Self { child, folder, api: Api::new("", "") };
         server.wait_ready()?;
         Ok(server)
     }
@@ -63,9 +60,9 @@ impl Server {
             }
             if let Ok(pointer) = std::fs::read_to_string(data.join("server.json")) {
                 let pointer: Value = serde_json::from_str(&pointer)?;
-                self.url = pointer["url"].as_str().context("server.json has a url")?.to_owned();
-                self.token = std::fs::read_to_string(data.join("admin-token"))?.trim().to_owned();
-                if self.get("/health/ready").is_ok() {
+                let url = pointer["url"].as_str().context("server.json has a url")?;
+                self.api = Api::new(url, std::fs::read_to_string(data.join("admin-token"))?.trim());
+                if self.api.get("/health/ready").is_ok() {
                     return Ok(());
                 }
             }
@@ -78,7 +75,24 @@ impl Server {
         std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
     }
 
-    fn get(&self, path: &str) -> Result<Value> {
+    /// Processor time used so far, by the server itself.
+    pub fn cpu(&self) -> Result<Duration> {
+        cpu_of(self.child.id())
+    }
+
+    /// Resident memory in megabytes.
+    pub fn memory(&self) -> Result<f64> {
+        memory_of(self.child.id())
+    }
+}
+
+impl Api {
+    pub fn new(url: &str, token: &str) -> Self {
+        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60)));
+        Self { agent: config.build().into(), url: url.to_owned(), token: token.to_owned(), runs: 0 }
+    }
+
+    pub fn get(&self, path: &str) -> Result<Value> {
         let request = self.agent.get(format!("{}{path}", self.url));
         Ok(request
             .header("authorization", format!("Bearer {}", self.token))
@@ -101,21 +115,11 @@ impl Server {
             let run = self.get(&format!("/api/v2/dags/{dag}/dagRuns/{run_id}"))?;
             match run["state"].as_str() {
                 Some("success") => return Ok(sent.elapsed()),
-                Some("failed") => bail!("a run of {dag} failed: {run}\n{}", self.log()),
+                Some("failed") => bail!("a run of {dag} failed: {run}"),
                 _ => std::thread::sleep(ASK_EVERY),
             }
             ensure!(sent.elapsed().as_secs() < 60, "a run of {dag} does not end");
         }
-    }
-
-    /// Processor time used so far, by the server itself.
-    pub fn cpu(&self) -> Result<Duration> {
-        cpu_of(self.child.id())
-    }
-
-    /// Resident memory in megabytes.
-    pub fn memory(&self) -> Result<f64> {
-        memory_of(self.child.id())
     }
 }
 

@@ -57,8 +57,8 @@ fn measure_workloads(binary: &Path, samples: usize, on: Database, figures: &mut 
     let url = postgres.as_ref().map(|server| server.url());
     let mut server = Server::start(binary, &workload_dags(), url.as_deref())?;
     for (dag, name, sqlite_goal, postgres_goal) in WORKLOADS {
-        server.run(dag)?; // the first one pays for caches and connections
-        let times = (0..samples).map(|_| server.run(dag)).collect::<Result<Vec<_>>>()?;
+        server.api.run(dag)?; // the first one pays for caches and connections
+        let times = (0..samples).map(|_| server.api.run(dag)).collect::<Result<Vec<_>>>()?;
         let (database, goal) = match on {
             Database::Sqlite => ("SQLite", sqlite_goal),
             Database::Postgres => ("Postgres", postgres_goal),
@@ -74,7 +74,7 @@ fn measure_workloads(binary: &Path, samples: usize, on: Database, figures: &mut 
     Ok(())
 }
 
-fn workload_dags() -> Vec<(String, String)> {
+pub fn workload_dags() -> Vec<(String, String)> {
     let dag = |id: &str, tasks: String| {
         (id.to_owned(), format!("id: {id}\nmax_active_tasks: 1000\ntasks:\n{tasks}"))
     };

@@ -118,9 +118,9 @@ impl Agents {
                 };
                 runtime.spawn(link.keep());
             }
-            runtime.spawn(keep_time(Arc::clone(&node)));
             nodes.push(node);
         }
+        runtime.spawn(keep_time(nodes.clone()));
         let agents = Self { seen, nodes, runtime: Some(runtime) };
         agents.wait("all nodes to be connected", Duration::from_secs(30), || {
             agents.nodes.iter().all(|node| node.lock().expect("no panic with a node").is_everywhere())
@@ -261,12 +261,14 @@ impl Link {
 }
 
 /// Lets tasks end, and repeats what was not taken.
-async fn keep_time(node: Arc<Mutex<Node>>) {
+async fn keep_time(nodes: Vec<Arc<Mutex<Node>>>) {
     let mut ticks = tokio::time::interval(TIMER);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        node.lock().expect("no panic with a node").pass_time(Instant::now());
+        for node in &nodes {
+            node.lock().expect("no panic with a node").pass_time(Instant::now());
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use crate::server::{cpu_of, memory_of};
 
 /// What one waits for at most, where nothing else is said.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-const TOKEN: &str = "bench";
+pub const TOKEN: &str = "bench";
 /// As `tenure server` divides a new database.
 pub const SHARDS: u16 = 16;
 
