@@ -17,7 +17,7 @@ use crate::server::{Api, Server};
 use crate::skeleton::workload_dags;
 
 const FLEET: usize = 500;
-/// Until what connecting has left to do is done.
+/// Until what starting and connecting have left to do is done.
 const SETTLED_AFTER: Duration = Duration::from_secs(10);
 const IDLE_FOR: Duration = Duration::from_secs(30);
 
@@ -33,6 +33,7 @@ fn measure_idle_fleet(binary: &Path, figures: &mut Vec<Figure>) -> Result<()> {
     eprintln!("{FLEET} nodes with nothing to do");
     let postgres = site::postgres(false);
     let site = Site::open(binary, &postgres, 1, &[])?;
+    std::thread::sleep(SETTLED_AFTER);
     let alone = idle(&site)?;
     let fleet = site.agents(FLEET, Duration::ZERO)?;
     std::thread::sleep(SETTLED_AFTER);

@@ -25,6 +25,9 @@ use tonic::transport::{Channel, Endpoint};
 use node::Node;
 
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A replica that is frozen says nothing and closes nothing. Real agents leave it as early, where a report waits.
+const PING_EVERY: Duration = Duration::from_secs(1);
+const PONG_WITHIN: Duration = Duration::from_secs(2);
 /// Before a replica that was lost is tried again.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// How exactly a task's end, or a repetition, is timed.
@@ -211,6 +214,9 @@ fn endpoint(url: &str) -> Result<Endpoint> {
         .with_context(|| format!("{url:?} is no address"))?
         .connect_timeout(Duration::from_secs(2))
         .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PONG_WITHIN)
+        .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW))
 }
