@@ -88,13 +88,8 @@ impl Demand {
 
 /// `cpu 2, gpu 1, zone=b`; `one task slot` where nothing is asked for.
 fn shape(spec: &TaskSpec) -> String {
-    let amounts = spec.resources.0.iter().map(|(name, amount)| {
-        let units = *amount as f64 / 1_000.0;
-        match name.as_str() {
-            Resources::MEMORY => format!("{name} {:.1} GiB", units / f64::from(1 << 30)),
-            _ => format!("{name} {units}"),
-        }
-    });
+    let amounts = spec.resources.0.iter();
+    let amounts = amounts.map(|(name, amount)| format!("{name} {}", Resources::shown(name, *amount)));
     let labels = spec.node_selector.iter().map(|(label, value)| format!("{label}={value}"));
     let queue = (!spec.queue.is_default()).then(|| format!("queue {}", spec.queue));
     let parts: Vec<String> = amounts.chain(labels).chain(queue).collect();
