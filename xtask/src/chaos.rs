@@ -1,5 +1,7 @@
 //! `cargo xtask chaos`: builds the binary and lets real processes fail.
 
+use std::process::Command;
+
 use anyhow::Context;
 
 use crate::{cargo, prerequisites, root};
@@ -10,16 +12,23 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
     let build = ["build", "--package", "tenure", "--package", "tenure-chaos"];
     let status = cargo(&build).status().context("cargo build could not be started")?;
     anyhow::ensure!(status.success(), "the build failed; nothing was broken");
-    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-    let status = std::process::Command::new(folder.join("debug").join("tenure-chaos"))
-        .arg("run")
-        .arg("--binary")
-        .arg(folder.join("debug").join("tenure"))
-        .arg("--out")
-        .arg(folder.join("chaos"))
-        .args(args)
-        .status()
-        .context("the harness could not be started")?;
+    let status = harness().args(args).status().context("the harness could not be started")?;
     anyhow::ensure!(status.success(), "a promise was broken, or could not be checked ({status})");
     Ok(())
+}
+
+/// Twenty seconds of faults for each way to keep leases: always the same ones, so that a failure is worth repeating.
+pub fn short(wiring: &str) -> Command {
+    let mut harness = harness();
+    harness.args(["--minutes", "0.3", "--seed", "8", "--wiring", wiring]);
+    harness
+}
+
+/// The harness, on the binary that has been built.
+fn harness() -> Command {
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
+    let built = folder.join("debug");
+    let mut harness = Command::new(built.join("tenure-chaos"));
+    harness.arg("run").arg("--binary").arg(built.join("tenure")).arg("--out").arg(folder.join("chaos"));
+    harness
 }

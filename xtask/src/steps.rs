@@ -20,7 +20,7 @@ impl Steps {
         let took = started.elapsed();
         if !status.success() {
             self.summary();
-            println!("  FAILED  {name:<10} {}", seconds(took));
+            println!("  FAILED  {name:<26} {}", seconds(took));
             anyhow::bail!("step `{name}` failed ({status}); repeat it alone with: {}", shown(command));
         }
         self.done.push((name, took));
@@ -30,7 +30,7 @@ impl Steps {
     pub fn summary(&self) {
         println!();
         for (name, took) in &self.done {
-            println!("  ok      {name:<10} {}", seconds(*took));
+            println!("  ok      {name:<26} {}", seconds(*took));
         }
     }
 

@@ -6,7 +6,7 @@
 use std::process::Stdio;
 
 use crate::steps::{Steps, seconds};
-use crate::{cargo, prerequisites};
+use crate::{cargo, chaos, prerequisites};
 
 pub fn run(quick: bool) -> anyhow::Result<()> {
     prerequisites::ensure(quick)?;
@@ -17,6 +17,8 @@ pub fn run(quick: bool) -> anyhow::Result<()> {
     steps.run("build", &mut cargo(&["build", "--workspace", "--bins"]))?;
     steps.run("tests", &mut cargo(&test_command(quick, nextest_is_installed())))?;
     if !quick {
+        steps.run("chaos, leases in Postgres", &mut chaos::short("postgres"))?;
+        steps.run("chaos, leases in etcd", &mut chaos::short("etcd"))?;
         steps.run("doc tests", &mut cargo(&["test", "--workspace", "--doc"]))?;
     }
     steps.summary();
