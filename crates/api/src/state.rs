@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use tenure_clock::{Clock, Entropy};
 use tenure_lease::{FenceStore, LeaseRecord, LeaseStore, RenewalStatus, Tenure};
 use tenure_model::{DagSpec, EmbeddedFile, TenantId};
+use tenure_outlook::Policy;
 use tenure_store::{SharedStore, Trigger};
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -31,6 +32,8 @@ pub struct ApiState {
     pub token: TokenDigest,
     pub logs: Arc<dyn ObjectStore>,
     pub parser: DagParser,
+    /// What makes a node good, for whoever asks where a task would go.
+    pub placement: Policy,
     /// What is wrong in the watched folder right now.
     pub import_errors: Arc<RwLock<Vec<ImportError>>>,
     pub health: Arc<dyn HealthSource>,

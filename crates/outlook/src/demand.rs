@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_model::{NodeId, QueueName, Resources, TaskSpec};
-use tenure_placement::{Holdup, Request};
+use tenure_placement::{Holdup, Policy, Request};
 use tenure_store::{NodeRecord, Store, StoreError, Waiting};
 
 use crate::picture::{Picture, Specs, specs_of, times};
@@ -51,7 +51,7 @@ impl Demand {
     }
 
     fn of(picture: &Picture, waiting: &[Waiting], specs: &Specs) -> Self {
-        let cluster = picture.cluster();
+        let cluster = picture.cluster(Policy::default());
         let mut unplaceable: BTreeMap<String, Unmet> = BTreeMap::new();
         for Waiting { tenant, dag, version, task, count } in waiting {
             let version = specs.get(&(tenant.clone(), dag.clone(), *version));

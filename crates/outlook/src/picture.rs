@@ -128,9 +128,15 @@ impl Picture {
         self.heard_by.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// The nodes as placement sees them, with what is reserved.
-    pub fn cluster(&self) -> Cluster {
-        let mut cluster = Cluster::new(Policy::default());
+    /// The slots of a pool, if it exists, and how many of them are used.
+    pub(crate) fn pool(&self, pool: &PoolName) -> (Option<u32>, u32) {
+        (self.pools.get(pool).copied(), self.slots_used.get(pool).copied().unwrap_or(0))
+    }
+
+    /// The nodes as placement sees them, with what is reserved. The policy ranks those that could take a request; who
+    /// could does not depend on it.
+    pub fn cluster(&self, policy: Policy) -> Cluster {
+        let mut cluster = Cluster::new(policy);
         for node in &self.nodes {
             let known = Node {
                 capacity: node.capacity.clone(),
@@ -156,21 +162,25 @@ impl Picture {
         dag: &DagId,
         spec: &TaskSpec,
     ) -> Option<Holdup> {
+        let limit = self.limits(tenant, dag, spec).into_iter().next();
+        limit.or_else(|| cluster.refusal(&Request::of_task(spec, tenant, dag)).map(Holdup::Nowhere))
+    }
+
+    /// What is in the way in its dag, in its pool, and of its tenant.
+    pub(crate) fn limits(&self, tenant: &TenantId, dag: &DagId, spec: &TaskSpec) -> Vec<Holdup> {
+        let mut limits = vec![];
         let in_dag = self.in_dags.get(&(tenant.clone(), dag.clone(), spec.id.clone())).copied().unwrap_or(0);
         if spec.max_active_per_dag.is_some_and(|most| in_dag >= most) {
-            return Some(Holdup::TaskInDag { task: spec.id.clone() });
+            limits.push(Holdup::TaskInDag { task: spec.id.clone() });
         }
-        let slots = self.pools.get(&spec.pool).copied();
-        let used = self.slots_used.get(&spec.pool).copied().unwrap_or(0);
+        let (slots, used) = self.pool(&spec.pool);
         if slots.unwrap_or(0).saturating_sub(used) < spec.pool_slots {
-            return Some(Holdup::pool(spec.pool.clone(), slots, spec.pool_slots));
+            limits.push(Holdup::pool(spec.pool.clone(), slots, spec.pool_slots));
         }
-        let request = Request::of_task(spec, tenant, dag);
-        let over_quota = self
-            .quotas
-            .get(tenant)
-            .and_then(|most| Holdup::quota(tenant, most, &self.taken(tenant), &request.resources));
-        over_quota.or_else(|| cluster.refusal(&request).map(Holdup::Nowhere))
+        let asked = Request::of_task(spec, tenant, dag).resources;
+        let quota = self.quotas.get(tenant);
+        limits.extend(quota.and_then(|most| Holdup::quota(tenant, most, &self.taken(tenant), &asked)));
+        limits
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use tenure_model::retry::{self, TryName};
 use tenure_model::{DagSpec, RunKey, RunState, TaskId, TaskInstance, TaskSpec, TaskState, TiKey};
-use tenure_placement::{Cluster, Holdup};
+use tenure_placement::{Cluster, Holdup, Policy};
 use tenure_store::{CachedTi, DagActivity, RunHeader, RunSnapshot, Store, StoreError};
 
 use crate::picture::{Picture, specs_of};
@@ -44,7 +44,7 @@ impl Reasons {
         let versions = runs.iter().map(|run| (&run.header.tenant, &run.header.dag, run.header.version));
         let (picture, specs, activity) =
             futures::try_join!(Picture::read(store), specs_of(store, versions), store.dag_activity(&dags),)?;
-        let cluster = picture.cluster();
+        let cluster = picture.cluster(Policy::default());
         let mut reasons = Self::default();
         for run in runs {
             let header = &run.header;
@@ -72,13 +72,17 @@ pub fn why_run_waits(
     match header.state {
         RunState::Queued if activity.paused => Some("its dag is paused".into()),
         RunState::Queued if header.run_after > now => Some(format!("starts at {}", header.run_after)),
-        RunState::Queued if activity.running_runs >= spec.max_active_runs => {
-            let most = spec.max_active_runs;
-            Some(format!("its dag has max_active_runs ({most}) running"))
+        RunState::Queued => {
+            Some(runs_are_full(spec, activity).unwrap_or_else(|| "it is about to start".into()))
         }
-        RunState::Queued => Some("it is about to start".into()),
         RunState::Running | RunState::Success | RunState::Failed => None,
     }
+}
+
+/// Why a dag's next run would not begin.
+pub(crate) fn runs_are_full(spec: &DagSpec, activity: &DagActivity) -> Option<String> {
+    let most = spec.max_active_runs;
+    (activity.running_runs >= most).then(|| format!("its dag has max_active_runs ({most}) running"))
 }
 
 /// One run and all that may hold its tasks up.

@@ -51,6 +51,23 @@ impl fmt::Display for Unplaceable {
     }
 }
 
+impl Rejection {
+    /// With the amounts, for whoever asks about one node.
+    pub fn in_full(&self) -> String {
+        match self {
+            Self::TooSmall { resource, needed, capacity } => {
+                let (needed, has) = (text(resource, *needed), text(resource, *capacity));
+                format!("too small: it has {resource} {has}, and {needed} is asked for")
+            }
+            Self::Busy { resource, needed, free } => {
+                let (needed, free) = (text(resource, *needed), text(resource, *free));
+                format!("busy: {resource} {free} is free, and {needed} is asked for")
+            }
+            other => other.to_string(),
+        }
+    }
+}
+
 /// What reasons are counted under, in the order in which they are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind<'a> {

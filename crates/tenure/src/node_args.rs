@@ -36,14 +36,14 @@ impl NodeArgs {
     }
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it like zone=b".into()),
     }
 }
 
-fn queue(text: &str) -> Result<QueueName, String> {
+pub fn queue(text: &str) -> Result<QueueName, String> {
     match text.is_empty() || text.contains(char::is_whitespace) {
         false => Ok(QueueName::new(text)),
         true => Err("write the name of a queue, without spaces".into()),

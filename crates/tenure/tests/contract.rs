@@ -27,6 +27,7 @@ on_every_wiring!(
     a_broken_file_leaves_the_last_good_version_in_force,
     a_schedule_creates_its_runs_exactly_once,
     a_pool_and_a_quota_bound_what_runs_at_once,
+    a_preview_names_the_node_that_the_task_goes_to_and_what_would_hold_it_up,
     a_killed_server_goes_on_where_it_was,
     a_graceful_stop_leaves_tasks_running_and_picks_them_up,
     secrets_never_reach_a_log,
@@ -246,6 +247,33 @@ fn a_schedule_creates_its_runs_exactly_once(site: &Site) {
         let expected = start + Duration::from_secs(number as u64);
         assert_eq!(*date, expected, "every tick once and none left out: {dates:?}");
     }
+}
+
+fn a_preview_names_the_node_that_the_task_goes_to_and_what_would_hold_it_up(site: &Site) {
+    site.dag("where.yaml", "id: where\ntasks:\n  a: { exec: [\"true\"], resources: { cpu: 0.1 } }\n");
+    let _server = site.start();
+    let asked = wait_until("a node is heard", Duration::from_secs(30), || {
+        let answer = site.json(&["place", "preview", "where", "a"]);
+        answer["node"].is_string().then_some(answer)
+    });
+    let asked = asked.unwrap_or_else(|| panic!("{}", site.ok(&["place", "preview", "where", "a"])));
+    let node = asked["node"].as_str().unwrap();
+    let uses = &asked["candidates"][0]["uses"]["cpu"];
+    assert_eq!((uses["before"].as_u64(), uses["after"].as_u64()), (Some(0), Some(100)), "{asked}");
+    assert_eq!(site.run("where", &["--run-id", "r"])["state"], "success");
+    let audit = site.json(&["run", "audit", "where", "r"]).to_string();
+    assert!(audit.contains(&format!("\"node\":\"{node}\"")), "{node} is not in {audit}");
+
+    site.ok(&["dag", "pause", "where"]);
+    let table = site.ok(&["place", "preview", "where", "a", "--resource", "gpu=3", "--pool", "none"]);
+    for words in
+        ["it would wait", "its dag is paused", "pool none does not exist", "no node has gpu ≥ 3", node]
+    {
+        assert!(table.contains(words), "{words:?} is not in\n{table}");
+    }
+    let wrong = site.cli(&["place", "preview", "where", "b"]);
+    assert_eq!(wrong.status.code(), Some(1));
+    assert!(text(&wrong.stderr).contains("it has a."), "{}", text(&wrong.stderr));
 }
 
 /// Six tasks that take a while each.

@@ -1,8 +1,10 @@
-//! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes.
+//! What Airflow's API has no notion of: pushing dags, live progress, the whole audit trail, nodes,
+//! what placement would do.
 
 mod dags;
 mod joining;
 mod nodes;
+mod placement;
 mod progress;
 mod quotas;
 
@@ -31,6 +33,7 @@ pub fn routes() -> OpenApiRouter<ApiState> {
         .routes(routes!(nodes::show))
         .routes(routes!(nodes::drain))
         .routes(routes!(nodes::undrain))
+        .routes(routes!(placement::preview))
         .routes(routes!(joining::remove))
         .routes(routes!(joining::make_token, joining::tokens))
         .routes(routes!(joining::revoke_token))

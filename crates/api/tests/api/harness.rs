@@ -131,6 +131,7 @@ impl Server {
             token: TokenDigest::of(TOKEN),
             logs: logs.clone(),
             parser: Arc::new(parse),
+            placement: Default::default(),
             import_errors: Arc::clone(&import_errors),
             health: ready.clone(),
             metrics: Arc::new(registry()),

@@ -7,6 +7,7 @@ mod dags;
 mod harness;
 mod logs;
 mod openapi;
+mod placement;
 mod pools;
 mod progress;
 mod requests;

@@ -56,6 +56,7 @@ async fn every_route_is_in_the_document() {
         GET /api/tenure/nodes/{node}
         POST /api/tenure/nodes/{node}/drain
         POST /api/tenure/nodes/{node}/undrain
+        POST /api/tenure/placement/preview
         GET /api/tenure/quotas
         DELETE /api/tenure/quotas/{tenant}
         PUT /api/tenure/quotas/{tenant}

@@ -81,7 +81,7 @@ fn told(spec: &DagSpec, run: &RunSnapshot, paused: bool, running_runs: u32, boun
     let specs: Specs = [((tenant.clone(), spec.id.clone(), 1), Arc::new(spec.clone()))].into();
     let picture = picture(bound, &specs);
     let activity = DagActivity { tenant, dag: spec.id.clone(), paused, running_runs };
-    let cluster = picture.cluster();
+    let cluster = picture.cluster(Policy::default());
     let mut reasons = Reasons::default();
     Scene { picture: &picture, cluster: &cluster, activity: &activity, spec, run, now: at(100) }
         .tell(&mut reasons);
@@ -111,7 +111,9 @@ fn a_quota_that_is_used_up_is_named_with_its_resource() {
         let specs: Specs = [((tenant.clone(), spec.id.clone(), 1), Arc::new(spec.clone()))].into();
         let most = Resources::default().with(Resources::CPU, 1_000);
         let picture = picture(bound, &specs).with_quota(tenant.clone(), most);
-        picture.holdup(&picture.cluster(), &tenant, &spec.id, &spec.tasks[0]).map(|why| why.to_string())
+        picture
+            .holdup(&picture.cluster(Policy::default()), &tenant, &spec.id, &spec.tasks[0])
+            .map(|why| why.to_string())
     };
     let other = DagSpec::new("d", vec![]);
     assert_eq!(told(1, &[]), None);

@@ -15,6 +15,7 @@ mod joining;
 mod lease;
 mod logs;
 mod node;
+mod place;
 mod progress;
 mod quota;
 mod run;
@@ -131,6 +132,9 @@ pub enum Command {
     /// The machines that tasks run on
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// Where tasks would go, and why
+    #[command(subcommand)]
+    Place(place::PlaceCommand),
     /// Who is in charge of what, and for how long
     #[command(subcommand)]
     Lease(lease::LeaseCommand),
@@ -195,6 +199,7 @@ fn dispatch(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Pool(command) => admin::pool(command, context),
         Command::Quota(command) => quota::run(command, context),
         Command::Node(command) => node::run(command, context),
+        Command::Place(command) => place::run(command, context),
         Command::Lease(command) => lease::run(command, context),
         Command::Member(lease::MemberCommand::List { component }) => {
             lease::members(component.as_deref(), context)

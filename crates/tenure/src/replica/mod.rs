@@ -250,6 +250,7 @@ impl Replica {
             token,
             logs,
             parser: Arc::new(folder::parse_pushed),
+            placement: ground.settings.placement,
             import_errors,
             health: Arc::clone(&self.health) as _,
             metrics: Arc::new(std::mem::take(&mut self.registry)),
