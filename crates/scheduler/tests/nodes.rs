@@ -3,12 +3,16 @@
 
 mod rig;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rig::{Options, Owner, Rig, exec, held, report, wait};
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_model::{Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, ReportBody, TaskSpec};
+use tenure_model::{
+    Ack, Assignment, AttemptId, DagSpec, Held, NodeId, Outcome, PoolName, ReportBody, RunState, TaskSpec,
+};
 use tenure_scheduler::OwnerConfig;
+use tenure_store::PoolRecord;
 
 const SILENCE: Duration = Duration::from_millis(400);
 
@@ -184,4 +188,101 @@ async fn what_a_dead_owner_has_not_delivered_is_offered_when_the_node_connects()
     successor.hands.connect("n", Some(vec![]));
     let offered = successor.next().await;
     assert_eq!((Some(offered.attempt), offered.try_number), (bound, 1));
+}
+
+/// As another replica would take it in.
+async fn end_elsewhere(rig: &Rig, assignment: &Assignment) -> Ack {
+    let (attempt, ti, ended_at) = (assignment.attempt, assignment.ti, SystemClock.now());
+    let body = ReportBody::End { attempt, ti, outcome: Outcome::Success, ended_at, result: None };
+    rig.store.record_reports(&[report(assignment, body)], ended_at).await.unwrap().remove(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_that_races_the_reaper_is_the_end_or_superseded_and_never_both() {
+    const RUNS: usize = 60;
+    let rig = Rig::new().await;
+    let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
+    rig.register(DagSpec { max_active_runs: 2 * RUNS as u32, ..DagSpec::new("d", vec![task]) }).await;
+    let config = OwnerConfig { heartbeat_threshold: SILENCE, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    let mut first = vec![];
+    for number in 0..RUNS {
+        rig.trigger("d", &format!("r{number}")).await;
+        let assignment = owner.next().await;
+        assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
+        first.push(assignment);
+    }
+    rig.named_node("m", 1_000).await;
+    owner.hands.connect("m", Some(vec![]));
+    owner.hands.silence("n");
+    // The reaper comes with the first tick after the threshold. Ends come before it, with it and after it, half of
+    // them by way of another replica.
+    tokio::time::sleep(SILENCE * 3 / 4).await;
+    let mut acks = vec![];
+    for (number, assignment) in first.iter().enumerate() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        acks.push(match number % 2 {
+            0 => owner.end(assignment, Outcome::Success).await,
+            _ => end_elsewhere(&rig, assignment).await,
+        });
+    }
+    let late = acks.iter().filter(|ack| **ack == Ack::Superseded).count();
+    for _ in 0..late {
+        let again = owner.play(Outcome::Success).await;
+        assert_eq!((again.node.as_str(), again.try_number), ("m", 2));
+    }
+    owner.nothing_for(Duration::from_millis(300)).await;
+    for (number, (assignment, ack)) in first.iter().zip(&acks).enumerate() {
+        let run = format!("r{number}");
+        assert_eq!(rig.wait_end("d", &run).await.state, RunState::Success, "{run}");
+        let trail = rig.trail("d", &run).await;
+        let of_first = trail.iter().flat_map(|row| &row.entries);
+        let ends: Vec<&str> = of_first
+            .filter(|entry| entry.attempt == Some(assignment.attempt))
+            .map(|entry| entry.event.as_str())
+            .filter(|event| ["succeeded", "failed"].contains(event))
+            .collect();
+        match ack {
+            Ack::Accepted => assert_eq!(ends, ["succeeded"], "{run}: what was acknowledged counts"),
+            Ack::Superseded => assert_eq!(ends, ["failed"], "{run}: one end for each attempt"),
+            Ack::Retry => panic!("{run}: neither heard nor refused"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_five_hundred_nodes_lost_together_had_not_begun_moves_once_and_not_in_one_moment() {
+    const NODES: usize = 500;
+    let rig = Rig::new().await;
+    let tasks = (0..NODES).map(|number| exec(&format!("t{number}"))).collect();
+    rig.register(DagSpec { max_active_tasks: 2 * NODES as u32, ..DagSpec::new("d", tasks) }).await;
+    let slots = 2 * NODES as u32;
+    let pool = PoolRecord { name: PoolName::default_pool(), slots, description: String::new() };
+    rig.store.put_pool(&rig.user(), &pool).await.unwrap();
+    let mut owner = rig.owner(Options { in_reach: false, ..Options::default() });
+    let lost: Vec<String> = (0..NODES).map(|number| format!("lost-{number}")).collect();
+    for node in &lost {
+        rig.named_node(node, 1).await;
+        owner.hands.connect(node, Some(vec![]));
+    }
+    rig.trigger("d", "r").await;
+    let mut first = vec![];
+    for _ in 0..NODES {
+        first.push(owner.next().await);
+    }
+    rig.named_node("refuge", NODES as u64).await;
+    owner.hands.connect("refuge", Some(vec![]));
+    lost.iter().for_each(|node| owner.hands.disconnect(node));
+    let mut moved = BTreeSet::new();
+    for _ in 0..NODES {
+        let again = owner.next().await;
+        assert_eq!((again.node.as_str(), again.try_number), ("refuge", 1), "no try is used up");
+        assert!(moved.insert(again.task.clone()), "{} moves twice", again.task);
+    }
+    owner.nothing_for(Duration::from_millis(300)).await;
+    let trail = rig.trail("d", "r").await;
+    let withdrawn = trail.iter().filter(|row| row.entries.iter().any(|entry| entry.event == "withdrawn"));
+    let moments: BTreeSet<_> = withdrawn.map(|row| row.at).collect();
+    assert!(moments.len() > 1, "all at {moments:?}");
+    assert_eq!(owner.claim(&first[0]).await, Ack::Superseded, "whoever comes back has nothing to start");
 }
