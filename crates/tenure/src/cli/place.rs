@@ -176,11 +176,7 @@ fn uses(uses: &Value) -> Option<String> {
 
 /// Thousandths as people write them.
 fn shown(name: &str, amount: &Value) -> String {
-    let units = amount.as_u64().unwrap_or(0) as f64 / 1_000.0;
-    match name {
-        Resources::MEMORY => format!("{:.1}Gi", units / f64::from(1 << 30)),
-        _ => units.to_string(),
-    }
+    Resources::shown(name, amount.as_u64().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -237,7 +233,7 @@ mod tests {
         });
         expect_test::expect![[r#"
             task      load of orders, version 3
-            asks for  cpu 2, memory 1.0Gi, zone=b, tolerates gpu
+            asks for  cpu 2, memory 1.0 GiB, zone=b, tolerates gpu
             pool      etl: 1 slot, 3 of 4 used
             now       it would go to b
 
