@@ -21,9 +21,11 @@ use tenure_clock::{Clock, Entropy, SystemClock};
 pub use cluster::{Wiring, reap};
 pub use nemesis::Scenario;
 
-use crate::checker::{self, Verdict};
-use crate::history::{Fault, History, Limits, Schedule};
-use crate::{mutations, task};
+use tenure_judge::checker::{self, Verdict};
+use tenure_judge::history::{Fault, History, Limits, Schedule};
+use tenure_judge::mutations;
+
+use crate::task;
 use cluster::{Cluster, SILENCE};
 use load::Database;
 use nemesis::Nemesis;

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use jiff::Timestamp;
 use tenure_clock::{BootTime, Clock, SystemClock};
 
-use crate::history::{Effect, End, RunName, Start};
+use tenure_judge::history::{Effect, End, RunName, Start};
 
 /// How often a task shows that it lives.
 pub const SIGN_EVERY: Duration = Duration::from_millis(50);

@@ -19,7 +19,7 @@ use super::api::Api;
 use super::process::{Process, Recipe, kill_all_of};
 use super::proxy::Proxy;
 use super::wait_until;
-use crate::history::Hit;
+use tenure_judge::history::Hit;
 
 pub const SHARDS: u16 = 8;
 const REPLICAS: usize = 3;

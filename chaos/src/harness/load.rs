@@ -10,7 +10,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{NoTls, Row};
 use uuid::Uuid;
 
-use crate::history::{FenceRow, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow};
+use tenure_judge::history::{FenceRow, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -11,7 +11,7 @@ use tenure_clock::{Clock, Entropy, SystemClock};
 use super::cluster::{Cluster, LEASE, SILENCE, Wiring};
 use super::proxy::Wire;
 use super::{below, wait_until};
-use crate::history::{Aftermath, Fault, Hit};
+use tenure_judge::history::{Aftermath, Fault, Hit};
 
 /// From a fault that the others can see at once. The stated bound is half a second; this machine has two cores for
 /// a dozen busy processes.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 use jiff::SignedDuration;
 
-use crate::checker::{self, Promise, Verdict};
-use crate::history::{Aftermath, Fault, History};
-use crate::mutations;
+use tenure_judge::checker::{self, Promise, Verdict};
+use tenure_judge::history::{Aftermath, Fault, History};
+use tenure_judge::mutations;
 
 /// Enough to see a pattern; the rest is in the saved history.
 const VIOLATIONS_SHOWN: usize = 5;

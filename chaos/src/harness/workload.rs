@@ -14,7 +14,7 @@ use super::api::{Answered, Api};
 use super::cluster::{Cluster, SHARDS};
 use super::load::Database;
 use super::{below, wait_until};
-use crate::history::{Answer, Asked, Call, RunName, Schedule};
+use tenure_judge::history::{Answer, Asked, Call, RunName, Schedule};
 
 /// A dag with a clock of its own.
 const TICKS: &str = "ticks";

@@ -5,9 +5,9 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use tenure_chaos::checker::{Promise, check, tell};
-use tenure_chaos::history::{History, RunName};
-use tenure_chaos::mutations;
+use tenure_judge::checker::{Promise, check, tell};
+use tenure_judge::history::{History, RunName};
+use tenure_judge::mutations;
 
 #[test]
 fn a_good_history_breaks_no_promise() {

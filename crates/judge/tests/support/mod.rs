@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tenure_chaos::history::{
+use tenure_judge::history::{
     Aftermath, Answer, Asked, Call, Effect, End, Entry, Fault, FenceRow, History, Hit, Limits, RunName,
     RunRow, Schedule, Start, TaskRow, TermRow, TrailRow, TryRow,
 };
