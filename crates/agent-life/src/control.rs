@@ -23,7 +23,7 @@ pub trait ControlPlane: Send + Sync {
 }
 
 /// Sends until the answer is not `Retry`. `None`: the agent is shutting down.
-pub(crate) async fn submit_until_heard(
+pub async fn submit_until_heard(
     control: &dyn ControlPlane,
     report: Report,
     entropy: &Entropy,
@@ -42,7 +42,8 @@ pub(crate) async fn submit_until_heard(
 }
 
 /// Pauses that double up to a bound, each shortened by chance so that many agents do not knock together.
-pub(crate) struct Backoff<'a> {
+#[derive(Debug)]
+pub struct Backoff<'a> {
     entropy: &'a Entropy,
     next: Duration,
     longest: Duration,

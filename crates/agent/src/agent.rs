@@ -1,6 +1,5 @@
 //! The agent itself: takes assignments, knows its attempts, and takes up what an earlier agent left.
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -10,15 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+use tenure_agent_life::{AssignError, Book, ControlPlane, Handle, Taken};
 use tenure_clock::{Clock, Entropy};
-use tenure_model::{Assignment, AttemptId, Held, NodeId, OnDisconnect, TiKey};
+use tenure_model::{Assignment, AttemptId, Held, NodeId};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::attempt::{Attempt, Handle, Shared};
+use crate::attempt::{Attempt, Shared};
 use crate::contact::ContactBook;
-use crate::control::ControlPlane;
 use crate::epochs::Epochs;
 use crate::folder::{AttemptFolder, DEFAULT_OUTPUT_MOST, Order};
 use crate::limits::{Groups, Limits, Wishes};
@@ -30,8 +29,6 @@ use crate::{processes, users};
 const HOUSEKEEPING_EVERY: Duration = Duration::from_secs(3600);
 /// How long a shutdown waits for logs on their way; the next agent ships what is left.
 const SHUTDOWN_PATIENCE: Duration = Duration::from_secs(5);
-/// Ended attempts that are remembered so that a late duplicate does not even ask for its claim.
-const REMEMBERED: usize = 4096;
 /// A process that was killed in the middle of a spawn leaves a child holding the lock until its exec.
 const LOCK_TRIES: u32 = 10;
 const LOCK_TRY_EVERY: Duration = Duration::from_millis(30);
@@ -115,34 +112,13 @@ pub enum AgentError {
     CannotRunAs(String),
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum AssignError {
-    #[error(
-        "attempt {attempt} was bound under epoch e{offered} of {scope}, but e{highest} has been seen: its owner was deposed"
-    )]
-    StaleEpoch { attempt: AttemptId, scope: String, offered: u64, highest: u64 },
-    #[error("attempt {attempt} is for node {wanted}, and this is {here}")]
-    WrongNode { attempt: AttemptId, wanted: NodeId, here: NodeId },
-    #[error("the epoch of {scope} could not be remembered: {source}")]
-    Storage { scope: String, source: io::Error },
-    #[error("the agent is shutting down")]
-    ShuttingDown,
-}
-
 /// Runs attempts on this machine. Dropping it is a shutdown without waiting.
 pub struct Agent {
     shared: Arc<Shared>,
-    registry: Arc<Mutex<Registry>>,
+    registry: Arc<Mutex<Book>>,
     epochs: Mutex<Epochs>,
     tasks: TaskTracker,
     unlimited: Option<String>,
-}
-
-#[derive(Default)]
-struct Registry {
-    attempts: HashMap<AttemptId, Arc<Handle>>,
-    forgotten: HashSet<AttemptId>,
-    forgotten_in_order: VecDeque<AttemptId>,
 }
 
 impl Agent {
@@ -202,22 +178,14 @@ impl Agent {
     /// Returns as soon as the attempt is known. What is known already is not started again.
     pub async fn assign(&self, mut assignment: Assignment) -> Result<(), AssignError> {
         let attempt = assignment.attempt;
-        if assignment.node != self.shared.config.node {
-            let here = self.shared.config.node.clone();
-            return Err(AssignError::WrongNode { attempt, wanted: assignment.node, here });
-        }
-        let mut registry = lock(&self.registry);
-        // Before anything is refused: an attempt that runs here must never be called «not taken».
-        if registry.knows(attempt) {
-            return Ok(());
-        }
-        if self.shared.shutdown.is_cancelled() {
-            return Err(AssignError::ShuttingDown);
-        }
-        self.admit(&assignment)?;
-        let before = registry.unended(assignment.ti);
-        let handle = registry.add(&assignment);
-        drop(registry);
+        let closing = self.shared.shutdown.is_cancelled();
+        let taken = lock(&self.registry).take(
+            &self.shared.config.node,
+            &assignment,
+            closing,
+            &mut *lock(&self.epochs),
+        )?;
+        let Some(Taken { handle, before }) = taken else { return Ok(()) };
         let files = std::mem::take(&mut assignment.files);
         let fresh = Attempt::ordered(Arc::clone(&self.shared), assignment, Arc::clone(&handle));
         self.spawn(attempt, handle, fresh.run(files, before));
@@ -226,25 +194,17 @@ impl Agent {
 
     /// Asks for the end of an attempt: SIGTERM, its grace, SIGKILL. Its end is reported like any other.
     pub async fn stop(&self, attempt: AttemptId) {
-        if let Some(handle) = lock(&self.registry).attempts.get(&attempt) {
-            handle.stop.cancel();
-        }
+        lock(&self.registry).stop(attempt);
     }
 
     /// Everything this node has: ordered, running, or ended and not yet acknowledged.
     pub fn inventory(&self) -> Vec<Held> {
-        let registry = lock(&self.registry);
-        let held = registry.attempts.iter().map(|(attempt, handle)| Held {
-            attempt: *attempt,
-            ti: handle.ti,
-            scope: handle.scope.clone(),
-        });
-        held.collect()
+        lock(&self.registry).inventory()
     }
 
     /// How many attempts have not ended yet.
     pub fn running(&self) -> usize {
-        lock(&self.registry).attempts.values().filter(|handle| !handle.ended.is_cancelled()).count()
+        lock(&self.registry).running()
     }
 
     /// Why tasks are not limited in all they use, and what to do about it; `None` if they are, or shall not be.
@@ -259,20 +219,6 @@ impl Agent {
         match tokio::time::timeout(SHUTDOWN_PATIENCE, self.tasks.wait()).await {
             Ok(()) => drop(lock(&self.shared.folder_lock).take()),
             Err(_) => tracing::warn!("the log store is slow; the next agent stores the rest of the logs"),
-        }
-    }
-
-    fn admit(&self, assignment: &Assignment) -> Result<(), AssignError> {
-        let Assignment { attempt, scope, epoch, .. } = assignment;
-        match lock(&self.epochs).admit(scope, *epoch) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(highest)) => Err(AssignError::StaleEpoch {
-                attempt: *attempt,
-                scope: scope.clone(),
-                offered: *epoch,
-                highest,
-            }),
-            Err(source) => Err(AssignError::Storage { scope: scope.clone(), source }),
         }
     }
 
@@ -308,7 +254,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         self.shared.shutdown.cancel();
         // While it holds an attempt, a supervisor may be about to make a group.
-        let holds_nothing = self.registry.lock().is_ok_and(|registry| registry.attempts.is_empty());
+        let holds_nothing = self.registry.lock().is_ok_and(|registry| registry.is_empty());
         if let Some(groups) = self.shared.groups.as_ref().filter(|_| holds_nothing) {
             groups.clear_away();
         }
@@ -321,47 +267,6 @@ impl fmt::Debug for Agent {
             .field("config", &self.shared.config)
             .field("running", &self.running())
             .finish()
-    }
-}
-
-impl Registry {
-    fn knows(&self, attempt: AttemptId) -> bool {
-        self.attempts.contains_key(&attempt) || self.forgotten.contains(&attempt)
-    }
-
-    fn add(&mut self, assignment: &Assignment) -> Arc<Handle> {
-        let handle = || {
-            Arc::new(Handle {
-                ti: assignment.ti,
-                scope: assignment.scope.clone(),
-                stop: CancellationToken::new(),
-                fenced: assignment.on_disconnect == OnDisconnect::Stop,
-                ended: CancellationToken::new(),
-            })
-        };
-        Arc::clone(self.attempts.entry(assignment.attempt).or_insert_with(handle))
-    }
-
-    fn any_fenced(&self) -> bool {
-        self.attempts.values().any(|handle| handle.fenced && !handle.ended.is_cancelled())
-    }
-
-    /// Attempts of one task instance of which something may still run.
-    fn unended(&self, ti: TiKey) -> Vec<Arc<Handle>> {
-        let attempts = self.attempts.values();
-        attempts.filter(|handle| handle.ti == ti && !handle.ended.is_cancelled()).cloned().collect()
-    }
-
-    fn forget(&mut self, attempt: AttemptId) {
-        self.attempts.remove(&attempt);
-        if self.forgotten.insert(attempt) {
-            self.forgotten_in_order.push_back(attempt);
-        }
-        if self.forgotten_in_order.len() > REMEMBERED
-            && let Some(oldest) = self.forgotten_in_order.pop_front()
-        {
-            self.forgotten.remove(&oldest);
-        }
     }
 }
 
@@ -476,7 +381,7 @@ async fn keep_house(shared: Arc<Shared>) {
 }
 
 /// Writes down that the control plane hears us, for as long as a task depends on it.
-async fn keep_contact(shared: Arc<Shared>, registry: Arc<Mutex<Registry>>) {
+async fn keep_contact(shared: Arc<Shared>, registry: Arc<Mutex<Book>>) {
     loop {
         if lock(&registry).any_fenced()
             && let Some(at) = shared.control.contact(&*shared.clock)

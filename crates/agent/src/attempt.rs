@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use rustix::process::Signal;
+use tenure_agent_life::{Backoff, Claim, Ending, Handle, Witness, submit_until_heard, unwatched};
 use tenure_clock::{Clock, Entropy};
 use tenure_model::{
     Ack, Assignment, AttemptId, EmbeddedFile, FailReason, OnDisconnect, Outcome, Program, Report, ReportBody,
@@ -22,7 +23,6 @@ use tenure_model::{
 use tokio_util::sync::CancellationToken;
 
 use crate::contact::ContactBook;
-use crate::control::{Backoff, submit_until_heard};
 use crate::folder::{AttemptFolder, Exit, FenceOrder, Order, Started, StartedTask, Verdict};
 use crate::limits::{Group, Groups};
 use crate::log_store::LogStore;
@@ -63,18 +63,6 @@ impl Shared {
     }
 }
 
-/// What the outside holds of an attempt.
-#[derive(Debug)]
-pub(crate) struct Handle {
-    pub ti: TiKey,
-    pub scope: String,
-    pub stop: CancellationToken,
-    /// It must not run on when this node loses the control plane.
-    pub fenced: bool,
-    /// Nothing of it runs any more.
-    pub ended: CancellationToken,
-}
-
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     folder: AttemptFolder,
@@ -87,27 +75,11 @@ enum NotPrepared {
     Failed(String),
 }
 
-enum Claim {
-    Granted,
-    Refused,
-    Stopped,
-    Interrupted,
-}
-
 /// The latest that an attempt's folder tells.
 enum Left {
     Verdict(Verdict),
     Exit(Exit),
     Started(Option<Started>),
-}
-
-/// How the supervisor's end was come to know, which decides what a missing `started` means.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Witness {
-    /// We started the supervisor and saw it end.
-    Eye,
-    /// We found the lock free.
-    Lock,
 }
 
 impl Attempt {
@@ -199,21 +171,7 @@ impl Attempt {
 
     async fn claim(&self, before: Vec<Arc<Handle>>) -> Claim {
         let claim = self.report(ReportBody::Claim { attempt: self.id(), ti: self.ti() });
-        let in_turn = async {
-            // Two attempts of one task never overlap here: a cancelled one is given its grace first.
-            for earlier in before {
-                earlier.ended.cancelled().await;
-            }
-            self.submit(claim).await
-        };
-        match self.handle.stop.run_until_cancelled(in_turn).await {
-            None => Claim::Stopped,
-            Some(None) => Claim::Interrupted,
-            // A stop that came together with the answer still comes before the start.
-            Some(Some(Ack::Accepted)) if self.handle.stop.is_cancelled() => Claim::Stopped,
-            Some(Some(Ack::Accepted)) => Claim::Granted,
-            Some(Some(Ack::Superseded | Ack::Retry)) => Claim::Refused,
-        }
+        tenure_agent_life::claim(&self.handle, before, self.submit(claim)).await
     }
 
     async fn start(&self, lock: File) {
@@ -323,17 +281,15 @@ impl Attempt {
         };
         let same_boot = self.order.boot_id == self.shared.boot_id;
         let stopped = self.handle.stop.is_cancelled();
-        let outcome = match left {
-            None if same_boot && stopped => failed(FailReason::Stopped),
-            None if same_boot && witness == Witness::Lock => Outcome::NeverStarted,
-            // Placing it again for free would repeat this for ever.
-            None if same_boot => failed(FailReason::CannotStart { error: self.supervisor_failed() }),
-            started => {
-                if same_boot {
-                    self.kill_leftovers(started.and_then(|started| started.task)).await;
-                }
-                failed(if stopped { FailReason::Stopped } else { FailReason::Lost })
-            }
+        let begun = left.is_some();
+        if same_boot && let Some(started) = left {
+            self.kill_leftovers(started.task).await;
+        }
+        let outcome = match unwatched(begun, same_boot, stopped, witness) {
+            Ending::NeverStarted => Outcome::NeverStarted,
+            Ending::CannotStart => failed(FailReason::CannotStart { error: self.supervisor_failed() }),
+            Ending::Stopped => failed(FailReason::Stopped),
+            Ending::Lost => failed(FailReason::Lost),
         };
         self.spooled(self.verdict(outcome))
     }

@@ -2,8 +2,7 @@
 //! file, read by the supervisors of tasks that must not run on without it (`on_disconnect: stop`). The supervisor
 //! decides by itself, so a dead agent fences its tasks as surely as a cut link does.
 //!
-//! A contact counts from when the word that was answered had been *sent*: the control plane has been hearing nothing for
-//! no longer than that. All times are on the clock that counts suspend, so a machine that wakes up knows how long it
+//! All times are on the clock that counts suspend, so a machine that wakes up knows how long it
 //! was away.
 
 use std::fs;
@@ -12,25 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tenure_agent_life::Contact;
 use tenure_clock::BootTime;
-
-/// Contact that was never interrupted for as long as the fence allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Contact {
-    pub since: BootTime,
-    pub until: BootTime,
-}
-
-impl Contact {
-    /// The same contact, longer, or a new one after a gap.
-    fn extended(before: Option<Self>, at: BootTime, allowed: Duration) -> Self {
-        match before {
-            Some(before) if at <= before.until => before,
-            Some(before) if at.saturating_since(before.until) < allowed => Self { until: at, ..before },
-            _ => Self { since: at, until: at },
-        }
-    }
-}
 
 /// The agent's side.
 #[derive(Debug)]
@@ -98,11 +80,8 @@ impl Fence {
     /// When to stop the task unless there is newer contact by then. A time that has passed means now.
     pub fn deadline(&mut self) -> BootTime {
         let Some(held) = &mut self.held else { return BootTime::since_boot(Duration::ZERO) };
-        // After a gap there may be contact again, but somebody may have taken the task for lost in it.
-        if let Some(now) = read(&self.path, &self.boot_id)
-            && now.since <= held.until
-        {
-            held.until = now.until;
+        if let Some(latest) = read(&self.path, &self.boot_id) {
+            held.follow(latest);
         }
         held.until + self.after
     }

@@ -6,10 +6,12 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use tenure_agent_life::{Admission, EpochMemory, Highest};
+
 #[derive(Debug)]
 pub(crate) struct Epochs {
     path: PathBuf,
-    highest: BTreeMap<String, u64>,
+    highest: Highest,
 }
 
 impl Epochs {
@@ -20,22 +22,22 @@ impl Epochs {
             Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error),
         };
-        Ok(Self { path, highest })
+        Ok(Self { path, highest: Highest(highest) })
     }
+}
 
-    /// Remembers the epoch, or says which higher one it has seen. Writes only when an epoch grows, which is
-    /// once per term of an owner.
-    pub fn admit(&mut self, scope: &str, epoch: u64) -> io::Result<Result<(), u64>> {
-        match self.highest.get(scope) {
-            Some(highest) if *highest > epoch => return Ok(Err(*highest)),
-            Some(highest) if *highest == epoch => return Ok(Ok(())),
-            _ => {}
+impl EpochMemory for Epochs {
+    /// Writes only when an epoch grows, which is once per term of an owner.
+    fn admit(&mut self, scope: &str, epoch: u64) -> io::Result<Result<(), u64>> {
+        match self.highest.admit(scope, epoch) {
+            Admission::Known => Ok(Ok(())),
+            Admission::Stale(highest) => Ok(Err(highest)),
+            Admission::Newer(grown) => {
+                replace_durably(&self.path, &serde_json::to_vec_pretty(&grown.0)?)?;
+                self.highest = grown;
+                Ok(Ok(()))
+            }
         }
-        let mut grown = self.highest.clone();
-        grown.insert(scope.to_owned(), epoch);
-        replace_durably(&self.path, &serde_json::to_vec_pretty(&grown)?)?;
-        self.highest = grown;
-        Ok(Ok(()))
     }
 }
 

@@ -17,7 +17,6 @@ mod agent;
 mod attempt;
 mod bounded;
 mod contact;
-mod control;
 mod epochs;
 mod folder;
 mod http;
@@ -39,12 +38,12 @@ mod work;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub use agent::{Agent, AgentConfig, AgentError, AssignError};
-pub use control::ControlPlane;
+pub use agent::{Agent, AgentConfig, AgentError};
 pub use limits::Limits;
 pub use link::{Access, BadLinks, LinkState, Links, LinksConfig, RemoteLogs, Server, Trouble, Worker};
 pub use log_store::{BoxError, LogStore};
 pub use machine::capacity;
+pub use tenure_agent_life::{AssignError, ControlPlane};
 
 /// `<executable> __supervise <attempt folder>`: the process above one attempt.
 const SUPERVISE: &str = "__supervise";

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_agent_life::Backoff;
 use tenure_agent_proto::wire::{Hello, InventoryAnswer, ToAgent, Welcome};
 use tenure_agent_proto::{
     AgentItem, AgentsClient, LARGEST_MESSAGE, PROTOCOL, REPLICA_KEY, Why, batches, wire as messages,
@@ -19,7 +20,6 @@ use uuid::Uuid;
 use super::wire::{Look, Wire};
 use super::{BadLinks, LinkState, Shared, Trouble, Worker, lock};
 use crate::AssignError;
-use crate::control::Backoff;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 /// From the call to the welcome.
