@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::store::{ExpiryClock, FenceStore, Hint, LeaseError, LeaseStore, Lifeline, LossReason};
 use crate::tenure::Reins;
-use crate::watchdog::Watchdog;
+use crate::watchdog::{Watchdog, WatchdogKind};
 use crate::{Holder, LeaseRecord, Scope, Session, Tenure, Term};
 
 /// What an elector works with.
@@ -53,6 +53,8 @@ pub struct ElectorConfig {
     pub crash_hints: bool,
     /// What losing a term does to the process.
     pub on_loss: LossPolicy,
+    /// Who ends authority at its deadline when nobody else does.
+    pub watchdog: WatchdogKind,
 }
 
 /// What losing a term does to the process. Giving one back in order is no loss.
@@ -77,6 +79,7 @@ impl ElectorConfig {
             drain_for: duration,
             crash_hints: false,
             on_loss: LossPolicy::Demote,
+            watchdog: WatchdogKind::Thread,
         }
     }
 
@@ -230,12 +233,13 @@ impl Elector {
         let (trips, tripped) = mpsc::unbounded_channel();
         let (metrics, on_loss) = (parts.metrics.clone(), config.on_loss);
         let watching = metrics.clone();
-        let watchdog = Watchdog::start(Arc::clone(&parts.clock), rules.margin, move |reins, reason| {
+        let on_trip = move |reins: &Reins, reason: LossReason| {
             // First what matters: a full pipe behind the log must not keep it. The elector may have gone; then
             // nobody needs to know.
             let _ = trips.send((reins.scope().clone(), reins.term()));
             told_lost(&watching, reins, &reason, on_loss);
-        });
+        };
+        let watchdog = Watchdog::start(config.watchdog, Arc::clone(&parts.clock), rules.margin, on_trip);
         let watchdog = watchdog.map_err(ElectorError::Watchdog)?;
         let patience = rules.drain_for + rules.call_budget() * 4;
         let now = Now { boot: parts.clock.boottime(), wall: parts.clock.now() };

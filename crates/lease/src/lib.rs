@@ -27,3 +27,4 @@ pub use store::{
     with_causes,
 };
 pub use tenure::{EpochGuard, NotLeading, RenewalStatus, Tenure};
+pub use watchdog::WatchdogKind;

@@ -303,6 +303,7 @@ impl Reins {
     /// Returns when the holder has resigned, or nothing more happens to the term.
     pub(crate) async fn resigned(&self) {
         tokio::select! {
+            biased;
             () = self.inner.resigned.cancelled() => {}
             () = self.inner.settled.cancelled() => {}
         }

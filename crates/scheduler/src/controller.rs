@@ -89,6 +89,7 @@ impl Controller {
 async fn run(parts: ControllerParts, mut candidacy: Candidacy, stop: CancellationToken) {
     while let Some(Some(tenure)) = stop.run_until_cancelled(candidacy.elected()).await {
         tokio::select! {
+            biased;
             () = tenure.lost().cancelled() => {}
             () = tenure.asked_back().cancelled() => {}
             () = stop.cancelled() => {}

@@ -80,6 +80,7 @@ pub(crate) async fn carry_out(parts: &ControllerParts) {
         let pause = if going.is_empty() { IDLE } else { BUSY };
         tokio::time::sleep(AT_MOST_EVERY).await;
         tokio::select! {
+            biased;
             () = tokio::time::sleep(pause) => {}
             Ok(()) = wakes.changed() => {}
         }
@@ -153,6 +154,7 @@ impl Carrier {
         while let Some(tenure) = candidacy.elected().await {
             tracing::info!(node = %self.node, epoch = %tenure.epoch(), "seeing its drain through");
             tokio::select! {
+                biased;
                 () = tenure.lost().cancelled() => {}
                 () = tenure.asked_back().cancelled() => {}
                 () = self.work(&tenure, &mut news) => {}
@@ -186,6 +188,7 @@ impl Carrier {
                 }
             };
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(pause) => {}
                 changed = news.changed() => if changed.is_err() { return },
             }

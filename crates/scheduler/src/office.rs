@@ -195,6 +195,7 @@ impl Office {
             }
             let until_look = next_look.saturating_since(self.deps.clock.boottime());
             tokio::select! {
+                biased;
                 () = tenure.asked_back().cancelled() => return Ended::AskedBack,
                 () = owner.inbox.arrived() => {}
                 changed = wakes.changed() => look = changed.is_ok(),
@@ -242,6 +243,7 @@ impl Office {
     async fn pause(&self, pause: Duration, tenure: &Tenure) {
         let pause = pause + self.deps.entropy.jitter(pause / 4);
         tokio::select! {
+            biased;
             () = tenure.asked_back().cancelled() => {}
             () = tokio::time::sleep(pause) => {}
         }

@@ -244,6 +244,7 @@ impl Cabinet {
             let mut stranded = self.stranded.subscribe();
             let mut candidacy = self.elector.campaign(self.campaign.clone());
             let ended = tokio::select! {
+                biased;
                 () = stop.cancelled() => true,
                 _ = stranded.changed() => false,
                 () = self.cut_off() => false,
