@@ -6,10 +6,10 @@ use tenure_lease::{EpochGuard, MEMBERS};
 use tenure_model::{NodeId, RunKey, TenantId};
 use tenure_store::{AuditEntry, CONTROLLER_SCOPE, ChoreStore, DrainStage, StoreError};
 
-use crate::MemoryStore;
 use crate::limits;
 use crate::tables::Tables;
 use crate::trail::{By, entry};
+use crate::{Authority, MemoryStore};
 
 #[async_trait]
 impl ChoreStore for MemoryStore {
@@ -19,9 +19,10 @@ impl ChoreStore for MemoryStore {
         before: Timestamp,
         limit: u32,
     ) -> Result<u64, StoreError> {
-        check_controller(guard)?;
+        let authority = &Authority::from(guard);
+        check_controller(authority)?;
         let at = self.clock.now();
-        self.fenced(guard, |tables| Ok(delete_runs(tables, guard, before, limit, at)))
+        self.fenced(authority, |tables| Ok(delete_runs(tables, authority, before, limit, at)))
     }
 
     async fn delete_old_audit(
@@ -30,12 +31,12 @@ impl ChoreStore for MemoryStore {
         before: Timestamp,
         limit: u32,
     ) -> Result<u64, StoreError> {
-        check_controller(guard)?;
-        self.fenced(guard, |tables| {
+        let authority = &Authority::from(guard);
+        check_controller(authority)?;
+        self.fenced(authority, |tables| {
             // Rows come in the order of time but for the differences of clocks, so only the first ones need a look.
             let first = tables.audit.iter().take(limit as usize);
-            let old: Vec<i64> =
-                first.filter(|(_, (_, view))| view.at < before).map(|(seq, _)| *seq).collect();
+            let old: Vec<i64> = first.filter(|(_, row)| row.view.at < before).map(|(seq, _)| *seq).collect();
             old.iter().for_each(|seq| drop(tables.audit.remove(seq)));
             Ok(old.len() as u64)
         })
@@ -48,8 +49,7 @@ impl ChoreStore for MemoryStore {
         since: Timestamp,
         to: DrainStage,
     ) -> Result<bool, StoreError> {
-        limits::check_drain(guard, node)?;
-        self.fenced(guard, |tables| Ok(limits::advance_drain(tables, node, since, to)))
+        self.advance_drain_as(&Authority::from(guard), node, since, to)
     }
 
     async fn delete_old_members(
@@ -58,14 +58,15 @@ impl ChoreStore for MemoryStore {
         before: Timestamp,
         limit: u32,
     ) -> Result<u64, StoreError> {
-        check_controller(guard)?;
+        let authority = &Authority::from(guard);
+        check_controller(authority)?;
         // What still holds is kept, whatever time the caller thinks it is.
         let before = before.min(self.clock.now());
         // Seats carry no authority, so they may go after the rows that the fence guards.
-        self.fenced(guard, |_| Ok(()))?;
+        self.fenced(authority, |_| Ok(()))?;
         let seats = self.leases.forget_expired(MEMBERS, before, limit as usize) as u64;
         let left = limit as usize - seats as usize;
-        let replicas = self.fenced(guard, |tables| {
+        let replicas = self.fenced(authority, |tables| {
             let mut old: Vec<(Timestamp, String)> = tables
                 .presence
                 .iter()
@@ -102,8 +103,22 @@ impl ChoreStore for MemoryStore {
     }
 }
 
-fn check_controller(guard: &EpochGuard<'_>) -> Result<(), StoreError> {
-    let scope = guard.scope().as_str();
+impl MemoryStore {
+    /// By the word of a guard that may be gone by now.
+    pub fn advance_drain_as(
+        &self,
+        authority: &Authority,
+        node: &NodeId,
+        since: Timestamp,
+        to: DrainStage,
+    ) -> Result<bool, StoreError> {
+        limits::check_drain(authority, node)?;
+        self.fenced(authority, |tables| Ok(limits::advance_drain(tables, node, since, to)))
+    }
+}
+
+fn check_controller(authority: &Authority) -> Result<(), StoreError> {
+    let scope = authority.scope.as_str();
     if scope == CONTROLLER_SCOPE {
         return Ok(());
     }
@@ -113,7 +128,7 @@ fn check_controller(guard: &EpochGuard<'_>) -> Result<(), StoreError> {
 /// Of a dag's runs the newest stays, and the one that the next may depend on.
 fn delete_runs(
     tables: &mut Tables,
-    guard: &EpochGuard<'_>,
+    authority: &Authority,
     before: Timestamp,
     limit: u32,
     at: Timestamp,
@@ -134,7 +149,7 @@ fn delete_runs(
     for (_, key) in &old {
         let view = tables.runs[key].view.clone();
         tables.forget_run(*key);
-        let by = By { tenant: &view.tenant, actor: "controller", at, guard: Some(guard) };
+        let by = By { tenant: &view.tenant, actor: "controller", at, authority: Some(authority) };
         let reason = Some(format!("finished before {before}"));
         let deleted = AuditEntry { reason, ..entry("deleted", view.state.as_str(), "") };
         tables.audit(by, Some(&view.dag), Some(&view.run_id), vec![deleted]);

@@ -199,7 +199,7 @@ fn record_one(
     let (edit, ack) = edit::report(&header, cached.as_ref(), &report, at);
     if !edit.is_empty() {
         let (actor, tenant): (String, TenantId) = (edit::reporter(&report), header.tenant.clone());
-        write(tables, By { tenant: &tenant, actor: &actor, at, guard: None }, &header, &edit);
+        write(tables, By { tenant: &tenant, actor: &actor, at, authority: None }, &header, &edit);
         touched.insert(ti.run, header.shard);
     }
     ack

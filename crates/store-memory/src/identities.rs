@@ -131,7 +131,7 @@ fn join(tables: &mut Tables, join: &Join) -> Result<Timestamp, StoreError> {
     tables.tokens.get_mut(&shown.id).expect("found just now").record.used += 1;
     issue(tables, node, digest, Some(shown.id.clone()), *at, *end);
     let (tenant, actor) = (TenantId::default_tenant(), format!("node {node}"));
-    let by = By { tenant: &tenant, actor: &actor, at: *at, guard: None };
+    let by = By { tenant: &tenant, actor: &actor, at: *at, authority: None };
     tables.note(by, "node_joined", shown.id, Some(node.clone()));
     Ok(*end)
 }

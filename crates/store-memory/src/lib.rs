@@ -22,13 +22,14 @@ mod views;
 
 use std::sync::{Arc, Mutex};
 
+use jiff::Timestamp;
 use tenure_clock::Clock;
-use tenure_lease::{EpochGuard, MemoryLeases};
+use tenure_lease::{Epoch, EpochGuard, MemoryLeases, Scope, Term};
 use tenure_model::{RunKey, ShardId, TiKey};
-use tenure_store::StoreError;
+use tenure_store::{AuditView, RunView, StoreError};
 use tokio::sync::watch;
 
-use tables::Tables;
+use tables::{Run, Tables};
 
 #[derive(Debug)]
 pub struct MemoryStore {
@@ -52,6 +53,21 @@ pub enum Flaw {
     DueRunsTwice,
 }
 
+/// What a guard said when a call was sent. A request that is under way outlives whoever sent it, so the simulator has to
+/// carry this in its place; everybody else shows a guard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Authority {
+    pub(crate) scope: Scope,
+    pub(crate) epoch: Epoch,
+    pub(crate) term: Term,
+}
+
+impl From<&EpochGuard<'_>> for Authority {
+    fn from(guard: &EpochGuard<'_>) -> Self {
+        Self { scope: guard.scope().clone(), epoch: guard.epoch(), term: guard.term() }
+    }
+}
+
 impl MemoryStore {
     pub fn new(shards: u16, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -73,6 +89,19 @@ impl MemoryStore {
         &self.leases
     }
 
+    /// The whole audit trail, each row with when it was committed by this store's own clock.
+    pub fn trail(&self) -> Vec<(Timestamp, AuditView)> {
+        self.read(|tables| tables.audit.values().map(|row| (row.committed_at, row.view.clone())).collect())
+    }
+
+    /// Every run with the key of the request that made it, if it had one, and its shard.
+    pub fn all_runs(&self) -> Vec<(RunView, ShardId, Option<String>)> {
+        self.read(|tables| {
+            let key = |run: &Run| run.idempotency.as_ref().map(|(key, _)| key.clone());
+            tables.runs.values().map(|run| (run.view.clone(), run.shard, key(run))).collect()
+        })
+    }
+
     /// Makes a run unreadable, as a row that another release has written may be.
     pub fn spoil_run(&self, run: RunKey) {
         self.read(|tables| tables.spoiled_runs.insert(run));
@@ -89,7 +118,9 @@ impl MemoryStore {
 
     /// A transaction; whoever got attention is woken after it.
     fn write<T>(&self, work: impl FnOnce(&mut Tables) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let now = self.clock.now();
         let (done, woken) = self.read(|tables| {
+            tables.now = now;
             let done = work(tables);
             (done, std::mem::take(&mut tables.woken))
         });
@@ -102,12 +133,12 @@ impl MemoryStore {
     /// A transaction under a fence, which cannot move while it goes on.
     fn fenced<T>(
         &self,
-        guard: &EpochGuard<'_>,
+        authority: &Authority,
         work: impl FnOnce(&mut Tables) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        self.leases.with_fence(guard.scope(), |fence| {
-            let ours = guard.epoch();
-            let holds = fence == Some((ours, guard.term()));
+        self.leases.with_fence(&authority.scope, |fence| {
+            let ours = authority.epoch;
+            let holds = fence == Some((ours, authority.term));
             if !holds && self.flaw != Some(Flaw::NoFence) {
                 return Err(StoreError::Fenced { ours, current: fence.map(|(epoch, _)| epoch) });
             }

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tenure_lease::EpochGuard;
 use tenure_model::{NodeId, PoolName, Resources, TenantId};
 use tenure_store::{
     Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
     StoreError, Trigger, drain_scope,
 };
 
+use crate::Authority;
 use crate::tables::Tables;
 use crate::trail::{By, entry};
 
@@ -159,8 +159,8 @@ pub(crate) fn undrain_node(
     Ok(record)
 }
 
-pub(crate) fn check_drain(guard: &EpochGuard<'_>, name: &NodeId) -> Result<(), StoreError> {
-    let (scope, wanted) = (guard.scope(), drain_scope(name));
+pub(crate) fn check_drain(authority: &Authority, name: &NodeId) -> Result<(), StoreError> {
+    let (scope, wanted) = (&authority.scope, drain_scope(name));
     if *scope == wanted {
         return Ok(());
     }

@@ -1,28 +1,27 @@
 //! Everything a pass has decided, in one fenced transaction.
 
-use tenure_lease::EpochGuard;
 use tenure_store::{Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StoreError};
 
-use crate::Flaw;
 use crate::runs::{self, Inserted};
 use crate::tables::{Tables, place};
 use crate::trail::By;
+use crate::{Authority, Flaw};
 
 pub(crate) fn commit(
     tables: &mut Tables,
-    guard: &EpochGuard<'_>,
+    authority: &Authority,
     pass: &Pass,
     flaw: Option<Flaw>,
 ) -> Result<Committed, StoreError> {
-    check_shards(tables, guard, pass)?;
+    check_shards(tables, authority, pass)?;
     let mut committed = Committed::default();
     for change in &pass.runs {
-        if !apply(tables, guard, pass, change, flaw) {
+        if !apply(tables, authority, pass, change, flaw) {
             committed.conflicts.push(change.run);
         }
     }
     for run in &pass.new_runs {
-        let by = By { tenant: &run.tenant, actor: &pass.actor, at: pass.at, guard: Some(guard) };
+        let by = By { tenant: &run.tenant, actor: &pass.actor, at: pass.at, authority: Some(authority) };
         let mut inserted = runs::insert(tables, by, run);
         if matches!((&inserted, flaw), (Inserted::Exists, Some(Flaw::DueRunsTwice))) {
             let run_id = format!("{}-again-{}", run.run_id, tables.last_run).into();
@@ -46,8 +45,8 @@ pub(crate) fn commit(
 }
 
 /// Before anything is changed: nothing of a pass that reaches beyond its authority is kept.
-fn check_shards(tables: &Tables, guard: &EpochGuard<'_>, pass: &Pass) -> Result<(), StoreError> {
-    let scope = guard.scope();
+fn check_shards(tables: &Tables, authority: &Authority, pass: &Pass) -> Result<(), StoreError> {
+    let scope = &authority.scope;
     for change in &pass.runs {
         let Some(run) = tables.runs.get(&change.run) else { continue };
         if run.revision == change.revision && run.shard.scope() != scope.as_str() {
@@ -63,7 +62,7 @@ fn check_shards(tables: &Tables, guard: &EpochGuard<'_>, pass: &Pass) -> Result<
 /// False: the run is not what the pass was decided from, and nothing of it was changed.
 fn apply(
     tables: &mut Tables,
-    guard: &EpochGuard<'_>,
+    authority: &Authority,
     pass: &Pass,
     change: &RunChange,
     flaw: Option<Flaw>,
@@ -96,7 +95,7 @@ fn apply(
         tables.set_state(change.run, state);
     }
     if !change.audit.is_empty() {
-        let by = By { tenant: &tenant, actor: &pass.actor, at: pass.at, guard: Some(guard) };
+        let by = By { tenant: &tenant, actor: &pass.actor, at: pass.at, authority: Some(authority) };
         tables.audit(by, Some(&dag), Some(&run_id), change.audit.clone());
     }
     true

@@ -14,7 +14,7 @@ use tenure_store::{
 use tokio::sync::watch;
 
 use crate::tables::Tables;
-use crate::{MemoryStore, limits, pass, shares};
+use crate::{Authority, MemoryStore, limits, pass, shares};
 
 #[async_trait]
 impl SchedulingStore for MemoryStore {
@@ -57,8 +57,7 @@ impl SchedulingStore for MemoryStore {
     }
 
     async fn trade_shares(&self, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<Vec<Share>, StoreError> {
-        let shard = shares::trader(guard, self.bells.len() as u16)?;
-        self.fenced(guard, |tables| Ok(bids.iter().map(|bid| shares::trade(tables, shard, bid)).collect()))
+        self.trade_shares_as(&Authority::from(guard), bids)
     }
 
     async fn record_presence(&self, replica: &str, nodes: &[NodeId]) -> Result<(), StoreError> {
@@ -126,13 +125,27 @@ impl SchedulingStore for MemoryStore {
     }
 
     async fn commit_pass(&self, guard: &EpochGuard<'_>, pass: &Pass) -> Result<Committed, StoreError> {
-        self.fenced(guard, |tables| pass::commit(tables, guard, pass, self.flaw))
+        self.commit_pass_as(&Authority::from(guard), pass)
     }
 
     fn wakes(&self, shard: ShardId) -> watch::Receiver<u64> {
         let shards = self.bells.len();
         let bell = self.bells.get(usize::from(shard.0));
         bell.unwrap_or_else(|| panic!("there are {shards} shards, and no {shard}")).subscribe()
+    }
+}
+
+/// The owner's writes by the word of a guard that may be gone by now.
+impl MemoryStore {
+    pub fn trade_shares_as(&self, authority: &Authority, bids: &[Bid]) -> Result<Vec<Share>, StoreError> {
+        let shard = shares::trader(authority, self.bells.len() as u16)?;
+        self.fenced(authority, |tables| {
+            Ok(bids.iter().map(|bid| shares::trade(tables, shard, bid)).collect())
+        })
+    }
+
+    pub fn commit_pass_as(&self, authority: &Authority, pass: &Pass) -> Result<Committed, StoreError> {
+        self.fenced(authority, |tables| pass::commit(tables, authority, pass, self.flaw))
     }
 }
 

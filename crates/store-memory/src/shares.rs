@@ -1,15 +1,15 @@
 //! What shards draw from together, divided between them: `tenure_store::shares` decides, this keeps the rows.
 
-use tenure_lease::EpochGuard;
 use tenure_model::{Resources, ShardId};
 use tenure_store::shares::{self, Traded};
 use tenure_store::{Attention, Bid, Common, PoolRecord, Share, StoreError};
 
+use crate::Authority;
 use crate::tables::{ShareRow, Tables};
 
 /// Whose shares a guard may trade.
-pub(crate) fn trader(guard: &EpochGuard<'_>, shards: u16) -> Result<ShardId, StoreError> {
-    let scope = guard.scope().as_str();
+pub(crate) fn trader(authority: &Authority, shards: u16) -> Result<ShardId, StoreError> {
+    let scope = authority.scope.as_str();
     let shard = ShardId::of_scope(scope).filter(|shard| shard.0 < shards);
     shard.ok_or_else(|| StoreError::Conflict(format!("{scope} guards no shard, and only shards have shares")))
 }

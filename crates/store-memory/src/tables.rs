@@ -28,7 +28,9 @@ pub(crate) struct Tables {
     pub(crate) last_run: i64,
     /// Queued and running ones; history is not passed by.
     pub(crate) unfinished: BTreeSet<(ShardId, RunKey)>,
-    pub(crate) audit: BTreeMap<i64, (TenantId, AuditView)>,
+    pub(crate) audit: BTreeMap<i64, AuditRow>,
+    /// When this transaction is.
+    pub(crate) now: Timestamp,
     pub(crate) last_audit: i64,
     pub(crate) attention: BTreeMap<(ShardId, i64), Attention>,
     pub(crate) attention_of: BTreeMap<i64, ShardId>,
@@ -85,6 +87,13 @@ pub(crate) struct Ti {
     pub(crate) ti: TaskInstance,
 }
 
+#[derive(Debug)]
+pub(crate) struct AuditRow {
+    pub(crate) tenant: TenantId,
+    pub(crate) committed_at: Timestamp,
+    pub(crate) view: AuditView,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShareRow {
     pub(crate) amount: Resources,
@@ -116,6 +125,7 @@ impl Tables {
             last_run: 0,
             unfinished: BTreeSet::new(),
             audit: BTreeMap::new(),
+            now: Timestamp::UNIX_EPOCH,
             last_audit: 0,
             attention: BTreeMap::new(),
             attention_of: BTreeMap::new(),

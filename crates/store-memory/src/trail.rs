@@ -1,11 +1,11 @@
 //! What follows a change: an audit row for people, attention for the shard's owner.
 
 use jiff::Timestamp;
-use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunId, ShardId, TenantId};
 use tenure_store::{Attention, AuditEntry, AuditView, Trigger};
 
-use crate::tables::Tables;
+use crate::Authority;
+use crate::tables::{AuditRow, Tables};
 
 /// Who did something, under which authority, and when.
 #[derive(Clone, Copy)]
@@ -13,12 +13,12 @@ pub(crate) struct By<'a> {
     pub(crate) tenant: &'a TenantId,
     pub(crate) actor: &'a str,
     pub(crate) at: Timestamp,
-    pub(crate) guard: Option<&'a EpochGuard<'a>>,
+    pub(crate) authority: Option<&'a Authority>,
 }
 
 impl<'a> By<'a> {
     pub(crate) fn user(trigger: &'a Trigger) -> Self {
-        Self { tenant: &trigger.tenant, actor: &trigger.actor, at: trigger.at, guard: None }
+        Self { tenant: &trigger.tenant, actor: &trigger.actor, at: trigger.at, authority: None }
     }
 }
 
@@ -42,11 +42,12 @@ impl Tables {
             dag: dag.cloned(),
             run_id: run.cloned(),
             actor: by.actor.to_owned(),
-            scope: by.guard.map(|guard| guard.scope().to_string()),
-            epoch: by.guard.map(|guard| guard.epoch().0),
+            scope: by.authority.map(|authority| authority.scope.to_string()),
+            epoch: by.authority.map(|authority| authority.epoch.0),
             entries,
         };
-        self.audit.insert(self.last_audit, (by.tenant.clone(), view));
+        let row = AuditRow { tenant: by.tenant.clone(), committed_at: self.now, view };
+        self.audit.insert(self.last_audit, row);
     }
 
     /// About a node, or what lets nodes in.

@@ -8,7 +8,7 @@ use tenure_store::{
     VersionView,
 };
 
-use crate::tables::{Dag, Tables};
+use crate::tables::{AuditRow, Dag, Tables};
 
 type Compare<T> = fn(&T, &T) -> Ordering;
 
@@ -176,12 +176,12 @@ pub(super) fn tis(tables: &Tables, query: &TiQuery) -> Result<Page<TiView>, Stor
 
 pub(super) fn audit(tables: &Tables, query: &AuditQuery) -> Result<Page<AuditView>, StoreError> {
     let rows = tables.audit.range(query.after_seq.map_or(i64::MIN, |seq| seq + 1)..);
-    let fits = |(tenant, view): &(&TenantId, &AuditView)| {
-        **tenant == query.tenant
-            && (query.dag.is_none() || view.dag == query.dag)
-            && (query.run.is_none() || view.run_id == query.run)
+    let fits = |row: &&AuditRow| {
+        row.tenant == query.tenant
+            && (query.dag.is_none() || row.view.dag == query.dag)
+            && (query.run.is_none() || row.view.run_id == query.run)
     };
-    let found = rows.map(|(_, (tenant, view))| (tenant, view)).filter(fits).map(|(_, view)| view.clone());
+    let found = rows.map(|(_, row)| row).filter(fits).map(|row| row.view.clone());
     page(
         found.collect(),
         &query.paging,
