@@ -1,4 +1,4 @@
-//! The developer's front door: `cargo xtask up`, `test`, `bench`, `chaos` and `fmt`.
+//! The developer's front door: `cargo xtask up`, `test`, `bench`, `chaos`, `sim`, `soak` and `fmt`.
 //!
 //! What CI runs is `cargo xtask test`, so that a person and the machine see the same. Everything here is
 //! a thin layer over cargo; nothing of the product lives in it.
@@ -6,6 +6,7 @@
 mod bench;
 mod chaos;
 mod prerequisites;
+mod sim;
 mod steps;
 mod test;
 mod up;
@@ -50,6 +51,21 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
         args: Vec<String>,
     },
+    /// Run the control plane under virtual time and faults: `cargo xtask sim --seeds 500`, `cargo xtask sim --seed 7`.
+    Sim {
+        /// Passed on to the simulator; `cargo xtask sim -- --help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+        args: Vec<String>,
+    },
+    /// Simulate seeds that nobody has tried yet, until one fails or the time is over.
+    Soak {
+        /// For how long.
+        #[arg(long, default_value_t = 1.0)]
+        hours: f64,
+        /// The first seed [default: another one each time].
+        #[arg(long)]
+        from: Option<u64>,
+    },
     /// Format every crate.
     Fmt,
 }
@@ -60,6 +76,8 @@ fn main() -> ExitCode {
         Task::Test { quick } => test::run(quick),
         Task::Bench { args } => bench::run(&args),
         Task::Chaos { args } => chaos::run(&args),
+        Task::Sim { args } => sim::run(&args),
+        Task::Soak { hours, from } => sim::soak(hours, from),
         Task::Fmt => fmt(),
     };
     match outcome {

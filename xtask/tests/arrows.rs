@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 /// crate → what it may depend on. `clock` is left out where the crate must be pure.
-const ALLOWED: [(&str, &[&str]); 28] = [
+const ALLOWED: [(&str, &[&str]); 31] = [
     ("clock", &[]),
     ("model", &[]),
     ("planner", &["model"]),
@@ -26,7 +26,8 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     ("store-postgres", &["store", "model", "lease", "clock"]),
     ("dispatch", &["model", "store", "clock"]),
     ("agent-proto", &["model"]),
-    ("agent", &["agent-proto", "model", "clock", "logs", "tls"]),
+    ("agent-life", &["model", "clock"]),
+    ("agent", &["agent-life", "agent-proto", "model", "clock", "logs", "tls"]),
     ("fleet", &["agent-proto", "dispatch", "store", "model", "clock", "logs"]),
     ("outlook", &["model", "placement", "store"]),
     ("scheduler", &["planner", "placement", "outlook", "store", "lease", "dispatch", "model", "clock"]),
@@ -49,7 +50,12 @@ const ALLOWED: [(&str, &[&str]); 28] = [
             "scheduler",
         ],
     ),
-    ("chaos", &["testkit", "clock"]), // a checker does not trust the types of what it checks
+    ("judge", &[]), // a checker does not trust the types of what it checks
+    ("chaos", &["testkit", "clock", "judge"]),
+    (
+        "sim",
+        &["agent-life", "scheduler", "dispatch", "store", "store-memory", "lease", "model", "clock", "judge"],
+    ),
     ("tenure", ALL),
 ];
 

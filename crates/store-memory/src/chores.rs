@@ -88,10 +88,11 @@ impl ChoreStore for MemoryStore {
         entries: &[AuditEntry],
         open: &str,
     ) -> Result<(), StoreError> {
-        check_controller(guard)?;
-        self.fenced(guard, |tables| {
+        let authority = &Authority::from(guard);
+        check_controller(authority)?;
+        self.fenced(authority, |tables| {
             let tenant = TenantId::default_tenant();
-            let by = By { tenant: &tenant, actor: "controller", at, guard: Some(guard) };
+            let by = By { tenant: &tenant, actor: "controller", at, authority: Some(authority) };
             tables.audit(by, None, None, entries.to_vec());
             tables.open_signals = Some(open.to_owned());
             Ok(())

@@ -193,7 +193,10 @@ fn record_one(
     let header = run.header();
     let cached = run.tis.get(&place(ti)).map(|row| row.cached(place(ti)));
     let mut report = report.clone();
-    if let (Some(Flaw::ClaimForAnyAttempt), ReportBody::Claim { attempt, .. }) = (flaw, &mut report.body) {
+    if flaw == Some(Flaw::AnyAttempt) {
+        let (ReportBody::Claim { attempt, .. }
+        | ReportBody::End { attempt, .. }
+        | ReportBody::Undelivered { attempt, .. }) = &mut report.body;
         *attempt = cached.as_ref().and_then(|cached| cached.ti.attempt).unwrap_or(*attempt);
     }
     let (edit, ack) = edit::report(&header, cached.as_ref(), &report, at);

@@ -5,6 +5,7 @@
 //! Deterministic: no threads, no wall clock but the one it is given, no map in hash order. What it does not promise
 //! is in its name: it is gone with its process.
 
+mod bells;
 mod chores;
 mod dags;
 mod edits;
@@ -27,8 +28,8 @@ use tenure_clock::Clock;
 use tenure_lease::{Epoch, EpochGuard, MemoryLeases, Scope, Term};
 use tenure_model::{RunKey, ShardId, TiKey};
 use tenure_store::{AuditView, RunView, StoreError};
-use tokio::sync::watch;
 
+pub use bells::Bells;
 use tables::{Run, Tables};
 
 #[derive(Debug)]
@@ -36,20 +37,18 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     leases: MemoryLeases,
     tables: Mutex<Tables>,
-    bells: Vec<watch::Sender<u64>>,
+    bells: Vec<Bells>,
     flaw: Option<Flaw>,
 }
 
 /// Bugs on purpose: whoever checks histories shows with them that it would notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// A deposed owner's writes are taken.
+    /// A deposed owner's writes are taken as they are.
     NoFence,
-    /// A claim is taken for whatever attempt the task has now.
-    ClaimForAnyAttempt,
-    /// A pass is taken although its run has moved since it was decided.
-    NoRevision,
-    /// A due run is made although there is one for that tick.
+    /// What an agent says of an attempt is taken for whatever attempt the task has now.
+    AnyAttempt,
+    /// It is not remembered which ticks have made their runs, and a second run for one is taken.
     DueRunsTwice,
 }
 
@@ -73,7 +72,7 @@ impl MemoryStore {
         Self {
             leases: MemoryLeases::new(Arc::clone(&clock)),
             tables: Mutex::new(Tables::new(shards)),
-            bells: (0..shards).map(|_| watch::Sender::new(0)).collect(),
+            bells: (0..shards).map(|_| Bells::default()).collect(),
             clock,
             flaw: None,
         }
@@ -142,13 +141,16 @@ impl MemoryStore {
             if !holds && self.flaw != Some(Flaw::NoFence) {
                 return Err(StoreError::Fenced { ours, current: fence.map(|(epoch, _)| epoch) });
             }
-            self.write(work)
+            self.write(|tables| {
+                tables.careless = !holds;
+                work(tables)
+            })
         })
     }
 
     fn ring(&self, shard: ShardId) {
         if let Some(bell) = self.bells.get(usize::from(shard.0)) {
-            bell.send_modify(|count| *count += 1);
+            bell.ring();
         }
     }
 }

@@ -131,7 +131,7 @@ impl SchedulingStore for MemoryStore {
     fn wakes(&self, shard: ShardId) -> watch::Receiver<u64> {
         let shards = self.bells.len();
         let bell = self.bells.get(usize::from(shard.0));
-        bell.unwrap_or_else(|| panic!("there are {shards} shards, and no {shard}")).subscribe()
+        bell.unwrap_or_else(|| panic!("there are {shards} shards, and no {shard}")).listen()
     }
 }
 

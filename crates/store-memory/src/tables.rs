@@ -29,6 +29,8 @@ pub(crate) struct Tables {
     /// Queued and running ones; history is not passed by.
     pub(crate) unfinished: BTreeSet<(ShardId, RunKey)>,
     pub(crate) audit: BTreeMap<i64, AuditRow>,
+    /// A bug on purpose is at work in this transaction.
+    pub(crate) careless: bool,
     /// When this transaction is.
     pub(crate) now: Timestamp,
     pub(crate) last_audit: i64,
@@ -125,6 +127,7 @@ impl Tables {
             last_run: 0,
             unfinished: BTreeSet::new(),
             audit: BTreeMap::new(),
+            careless: false,
             now: Timestamp::UNIX_EPOCH,
             last_audit: 0,
             attention: BTreeMap::new(),

@@ -1,0 +1,106 @@
+//! What lies between the processes: delays, losses, doubles, cuts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// Slowest round trip of a healthy database, and of a healthy network to an agent.
+const LATENCY: Duration = Duration::from_millis(3);
+
+/// Which way nothing gets through.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    pub there: bool,
+    pub back: bool,
+}
+
+/// The state of all connections.
+#[derive(Clone, Debug, Default)]
+pub struct Network {
+    /// Between a replica and the store.
+    pub store_cuts: BTreeMap<usize, Cut>,
+    /// Between an agent (there: to the replica) and a replica.
+    pub agent_cuts: BTreeMap<(usize, usize), Cut>,
+    /// The store refuses everybody.
+    pub store_down: bool,
+    /// How long the store takes at most.
+    pub store_slow: Option<Duration>,
+    /// How many in a hundred answers of the store are lost.
+    pub store_forgets: f64,
+    /// Messages between agents and replicas.
+    pub lossy: f64,
+    pub doubling: f64,
+    pub shuffling: Option<Duration>,
+    /// Wakes and hints that do not arrive.
+    pub deaf: BTreeSet<usize>,
+}
+
+/// What becomes of one call to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Fate {
+    pub there: Duration,
+    pub back: Duration,
+    pub refused: bool,
+    pub lost_there: bool,
+    pub lost_back: bool,
+    /// A lost connection is noticed at once, or only by waiting.
+    pub noticed: bool,
+    /// For the matrix.
+    pub fault: Option<&'static str>,
+}
+
+impl Network {
+    pub fn fate_of_call(&self, replica: usize, dice: &Dice) -> Fate {
+        let cut = self.store_cuts.get(&replica).copied().unwrap_or_default();
+        let quick = Duration::from_millis(1);
+        let slow = |dice: &Dice| self.store_slow.map_or(quick, |most| dice.between(quick, most));
+        let (there, back) = (slow(dice), slow(dice));
+        let forgotten = self.store_forgets > 0.0 && dice.chance(self.store_forgets);
+        // Either way the caller does not know; half of what is lost never arrived.
+        let (lost_there, lost_back) = match forgotten {
+            true if dice.chance(50.0) => (true, false),
+            true => (false, true),
+            false => (cut.there, cut.back),
+        };
+        let fault = match () {
+            () if self.store_down => Some("store down"),
+            () if forgotten && lost_there => Some("request lost"),
+            () if forgotten => Some("answer lost"),
+            () if cut.there => Some("cut from store"),
+            () if cut.back => Some("answers cut"),
+            () if self.store_slow.is_some() => Some("slow store"),
+            () => None,
+        };
+        let noticed = forgotten && dice.chance(50.0);
+        Fate { there, back, refused: self.store_down, lost_there, lost_back, noticed, fault }
+    }
+
+    pub fn cut_between(&self, agent: usize, replica: usize) -> Cut {
+        self.agent_cuts.get(&(agent, replica)).copied().unwrap_or_default()
+    }
+
+    /// When each copy of a message arrives; none: it is lost.
+    pub fn copies(&self, dice: &Dice) -> (Vec<Duration>, Option<&'static str>) {
+        if self.lossy > 0.0 && dice.chance(self.lossy) {
+            return (vec![], Some("message lost"));
+        }
+        let quick = Duration::from_millis(1);
+        let delay = |dice: &Dice| match self.shuffling {
+            Some(most) => dice.spread(quick, most),
+            None => dice.between(quick, LATENCY),
+        };
+        let mut copies = vec![delay(dice)];
+        let doubled = self.doubling > 0.0 && dice.chance(self.doubling);
+        if doubled {
+            copies.push(delay(dice));
+            copies.push(delay(dice));
+        }
+        let fault = match (doubled, self.shuffling) {
+            (true, _) => Some("message doubled"),
+            (false, Some(_)) => Some("messages reordered"),
+            (false, None) => None,
+        };
+        (copies, fault)
+    }
+}

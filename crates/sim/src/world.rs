@@ -1,0 +1,236 @@
+//! Everything that is shared: true time, chance, the network, the one store, and what has happened.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use tenure_clock::Entropy;
+use tenure_judge::history::{Effect, Fault};
+use tenure_model::AttemptId;
+use tenure_store_memory::{Flaw, MemoryStore};
+use tokio::sync::mpsc;
+
+use crate::agent::SimAgent;
+use crate::dice::Dice;
+use crate::machine::Machine;
+use crate::network::Network;
+use crate::replica::Replica;
+use crate::silence::Silence;
+use crate::time::{SimClock, TrueTime};
+use crate::trace::Trace;
+
+pub struct World {
+    pub time: TrueTime,
+    /// For what the network does.
+    pub dice: Dice,
+    pub store: Arc<MemoryStore>,
+    pub store_clock: SimClock,
+    pub machines: Vec<Arc<Machine>>,
+    network: Mutex<Network>,
+    trace: Mutex<Trace>,
+    replicas: Mutex<Vec<Option<Arc<Replica>>>>,
+    agents: Mutex<Vec<Option<Arc<SimAgent>>>>,
+    effects: Mutex<BTreeMap<AttemptId, Effect>>,
+    faults: Mutex<Vec<Fault>>,
+    silence: Mutex<Silence>,
+    trap: Mutex<Option<Trap>>,
+    stall: Mutex<Option<Stall>>,
+    /// Who has stepped into a trap.
+    pub fallen: mpsc::UnboundedSender<usize>,
+}
+
+/// A replica dies at its next call of this verb, just before it is sent or just after it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trap {
+    pub replica: usize,
+    pub verb: &'static str,
+    pub after: bool,
+}
+
+/// A replica freezes in the middle of its next call of this verb, for so long: what it was about to send is sent then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    pub replica: usize,
+    pub verb: &'static str,
+    pub lasts: Duration,
+}
+
+/// How large a world is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub replicas: usize,
+    pub agents: usize,
+    pub shards: u16,
+}
+
+/// The most a clock goes wrong in a million parts: a bad quartz.
+const DRIFT: usize = 200;
+
+impl World {
+    pub fn new(
+        dice: &Dice,
+        size: Size,
+        flaw: Option<Flaw>,
+        telling: bool,
+        fallen: mpsc::UnboundedSender<usize>,
+    ) -> Arc<Self> {
+        let time = TrueTime::begin();
+        let store_clock = SimClock::new(time, SignedDuration::ZERO, 0);
+        let clock = Arc::new(store_clock.clone());
+        let store = match flaw {
+            Some(flaw) => MemoryStore::flawed(size.shards, clock, flaw),
+            None => MemoryStore::new(size.shards, clock),
+        };
+        let machine = |number| Arc::new(Machine::new(number, clock_of(time, dice), time));
+        Arc::new(Self {
+            time,
+            store: Arc::new(store),
+            store_clock,
+            machines: (0..size.agents).map(machine).collect(),
+            network: Mutex::default(),
+            trace: Mutex::new(Trace::new(telling)),
+            replicas: Mutex::new(vec![None; size.replicas]),
+            agents: Mutex::new(vec![None; size.agents]),
+            effects: Mutex::default(),
+            faults: Mutex::default(),
+            silence: Mutex::new(Silence::new(size.agents)),
+            trap: Mutex::default(),
+            stall: Mutex::default(),
+            fallen,
+            dice: dice.child(),
+        })
+    }
+
+    pub fn network(&self) -> MutexGuard<'_, Network> {
+        self.network.lock().expect("no panic while holding the network")
+    }
+
+    pub fn trace(&self) -> MutexGuard<'_, Trace> {
+        self.trace.lock().expect("no panic while holding the trace")
+    }
+
+    pub fn effects(&self) -> MutexGuard<'_, BTreeMap<AttemptId, Effect>> {
+        self.effects.lock().expect("no panic while holding the effects")
+    }
+
+    pub fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {
+        self.faults.lock().expect("no panic while holding the faults")
+    }
+
+    pub fn event(&self, who: &str, what: &str, how: &str) {
+        let at = self.time.elapsed();
+        let mut trace = self.trace();
+        trace.event(at, who, what, how);
+        if how != "ok" {
+            trace.tell(at, || format!("{who}: {what}: {how}"));
+        }
+    }
+
+    pub fn tell(&self, text: impl FnOnce() -> String) {
+        let at = self.time.elapsed();
+        self.trace().tell(at, text);
+    }
+
+    pub fn replica(&self, number: usize) -> Option<Arc<Replica>> {
+        self.replicas.lock().expect("no panic while holding the replicas")[number].clone()
+    }
+
+    pub fn set_replica(&self, number: usize, replica: Option<Arc<Replica>>) {
+        self.replicas.lock().expect("no panic while holding the replicas")[number] = replica;
+        self.look_for_silence();
+    }
+
+    pub fn replicas(&self) -> usize {
+        self.replicas.lock().expect("no panic while holding the replicas").len()
+    }
+
+    pub fn agent(&self, number: usize) -> Option<Arc<SimAgent>> {
+        self.agents.lock().expect("no panic while holding the agents")[number].clone()
+    }
+
+    pub fn set_agent(&self, number: usize, agent: Option<Arc<SimAgent>>) {
+        self.agents.lock().expect("no panic while holding the agents")[number] = agent;
+        self.look_for_silence();
+    }
+
+    pub fn set_trap(&self, trap: Option<Trap>) {
+        *self.trap.lock().expect("no panic while holding the trap") = trap;
+    }
+
+    /// Whether this call is the one that somebody dies of; the trap is spent.
+    pub fn steps_into_trap(&self, replica: usize, verb: &'static str, after: bool) -> bool {
+        let mut trap = self.trap.lock().expect("no panic while holding the trap");
+        let hit = *trap == Some(Trap { replica, verb, after });
+        if hit {
+            *trap = None;
+        }
+        hit
+    }
+
+    pub fn set_stall(&self, stall: Option<Stall>) {
+        *self.stall.lock().expect("no panic while holding the stall") = stall;
+    }
+
+    /// How long this call is held up; spent like a trap.
+    pub fn stalls(&self, replica: usize, verb: &'static str) -> Option<Duration> {
+        let mut stall = self.stall.lock().expect("no panic while holding the stall");
+        let hit = stall.filter(|stall| (stall.replica, stall.verb) == (replica, verb))?;
+        *stall = None;
+        Some(hit.lasts)
+    }
+
+    /// To be called whenever somebody may have become able, or unable, to speak.
+    pub fn look_for_silence(&self) {
+        let mut silence = self.silence.lock().expect("no panic while holding the silence");
+        let now = self.time.now();
+        for agent in 0..self.machines.len() {
+            let ended = silence.look(agent, self.can_speak(agent), now);
+            if let Some((since, until)) = ended {
+                self.faults().push(crate::silence::fault(&self.machines[agent].node, since, until));
+            }
+        }
+    }
+
+    /// Some replica hears it, and can tell the others.
+    fn can_speak(&self, agent: usize) -> bool {
+        if !self.agent(agent).is_some_and(|agent| agent.gate.is_up()) {
+            return false;
+        }
+        let network = self.network();
+        if network.store_down {
+            return false;
+        }
+        (0..self.replicas()).any(|number| {
+            if !self.replica(number).is_some_and(|replica| replica.gate.is_up()) {
+                return false;
+            }
+            let agent_cut = network.cut_between(agent, number);
+            let store_cut = network.store_cuts.get(&number).copied().unwrap_or_default();
+            agent_cut == Default::default() && store_cut == Default::default()
+        })
+    }
+
+    /// At the end: whoever is silent still is so until now.
+    pub fn end_silence(&self) {
+        let mut silence = self.silence.lock().expect("no panic while holding the silence");
+        let now = self.time.now();
+        for agent in 0..self.machines.len() {
+            if let Some((since, until)) = silence.look(agent, true, now) {
+                self.faults().push(crate::silence::fault(&self.machines[agent].node, since, until));
+            }
+        }
+    }
+
+    pub fn entropy(&self) -> Entropy {
+        self.dice.entropy()
+    }
+}
+
+/// A machine's clock: some seconds off, and never quite right.
+pub fn clock_of(time: TrueTime, dice: &Dice) -> SimClock {
+    let off = dice.between(Duration::ZERO, Duration::from_secs(4));
+    let off = SignedDuration::try_from(off).expect("seconds") - SignedDuration::from_secs(2);
+    let drift = dice.below(2 * DRIFT + 1) as i64 - DRIFT as i64;
+    SimClock::new(time, off, drift)
+}
