@@ -31,6 +31,11 @@ impl PassBuilder {
         Self { pass: Pass::new(now, actor), runs: BTreeMap::new(), bindings: vec![], stops: vec![] }
     }
 
+    /// Nothing of the run changes, but what is answered for it holds only if it is still as it was read.
+    pub fn touch(&mut self, run: RunKey, revision: i64) {
+        self.draft(run, revision);
+    }
+
     pub fn add_result(&mut self, run: RunKey, revision: i64, ti: TiKey, value: Value) {
         self.draft(run, revision).change.results.push((ti, value));
     }

@@ -431,6 +431,9 @@ impl ShardOwner {
     fn bind(&mut self, ti: TiKey, node: NodeId, place: Place, builder: &mut PassBuilder, now: Timestamp) {
         let attempt = AttemptId(self.deps.entropy.uuid(now));
         let run = self.runs.get_mut(&ti.run).expect("a candidate was checked against its run");
+        // It is linked, or it would be no place. Before it had anything of this shard nobody took note of that, and should
+        // the link break before the next look, its silence counts from here and not from the takeover.
+        self.watch.hear(&node, self.deps.clock.boottime());
         run.plan.bind(ti.task, attempt, node, now);
         self.expect_claim(ti, attempt, now);
         self.absorb(ti.run, builder);

@@ -39,6 +39,8 @@ impl ShardOwner {
             if elsewhere.contains(&run) {
                 continue; // dropped: whoever waits writes it to the database itself
             }
+            // Also of one whose link has broken since: what it asks for is not given up in the same breath.
+            self.watch.hear(&envelope.report.node, self.deps.clock.boottime());
             let ack = self.apply_report(&envelope.report.body, builder, now);
             if ack == Ack::Superseded && !envelope.checked {
                 // Another replica may have recorded what this cache has not seen yet, the claim of an end for one.
@@ -62,7 +64,12 @@ impl ShardOwner {
         self.touched.insert(key);
         match report {
             ReportBody::Claim { attempt, ti } => match run.plan.claim(ti.task, *attempt, now) {
-                ClaimVerdict::Granted | ClaimVerdict::Repeated => Ack::Accepted,
+                ClaimVerdict::Granted => Ack::Accepted,
+                // The agent starts on this word, so memory alone cannot give it: the fence and the revision have to agree.
+                ClaimVerdict::Repeated => {
+                    builder.touch(key, run.header.revision);
+                    Ack::Accepted
+                }
                 ClaimVerdict::Superseded => Ack::Superseded,
             },
             ReportBody::End { attempt, ti, outcome, ended_at, result } => {

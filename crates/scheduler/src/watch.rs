@@ -45,7 +45,7 @@ impl NodeWatch {
         self.met.contains_key(node)
     }
 
-    fn hear(&mut self, node: &NodeId, at: BootTime) {
+    pub fn hear(&mut self, node: &NodeId, at: BootTime) {
         let heard = self.heard.entry(node.clone()).or_insert(at);
         *heard = at.max(*heard);
     }

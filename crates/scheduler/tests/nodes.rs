@@ -98,6 +98,43 @@ async fn a_node_whose_link_breaks_has_the_whole_threshold_to_come_back() {
     assert_eq!((second.try_number, second.attempt == first.attempt), (2, false));
 }
 
+/// What an owner has watched while the node had nothing of its own says nothing about the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_link_breaks_right_after_a_task_began_has_the_whole_threshold_too() {
+    let rig = Rig::new().await;
+    let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
+    rig.register(DagSpec::new("d", vec![task])).await;
+    // The looks between are those that something happening asks for.
+    let config =
+        OwnerConfig { heartbeat_threshold: SILENCE, tick: SILENCE * 10, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    wait("the shard is taken over", || owner.status().ready).await;
+    owner.nothing_for(SILENCE * 2).await;
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    assert_eq!(owner.claim(&first).await, Ack::Accepted);
+    rig.named_node("m", 10).await;
+    owner.hands.disconnect("n");
+    owner.hands.connect("m", Some(vec![]));
+    owner.nothing_for(SILENCE / 2).await;
+    assert_eq!(owner.metric("tenure_agent_lost_tasks_total"), 0.0);
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+}
+
+/// An agent starts on this word. Memory may be behind the database, and the authority may be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_claim_is_answered_after_a_commit_too() {
+    let rig = Rig::new().await;
+    let (owner, first) = running(&rig).await;
+    let revision = async || {
+        let loaded = rig.store.load_runs(&[first.ti.run]).await.unwrap();
+        loaded.runs[0].header.revision
+    };
+    let before = revision().await;
+    assert_eq!(owner.claim(&first).await, Ack::Accepted);
+    assert!(revision().await > before, "whoever has planned meanwhile has to look again");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_task_that_says_nothing_for_long_is_left_alone_while_its_agent_lives() {
     let rig = Rig::new().await;

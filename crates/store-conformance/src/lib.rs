@@ -172,6 +172,7 @@ macro_rules! exercise {
             ],
             reports: [
                 a_claim_moves_a_queued_task_to_running_once,
+                a_repeated_claim_makes_a_plan_that_has_not_seen_it_a_conflict,
                 another_attempt_is_superseded_and_changes_nothing,
                 an_end_does_what_the_owner_would,
                 the_last_try_fails_for_good,

@@ -41,6 +41,8 @@ pub struct RunEdit {
     /// Attempts that agents should stop: one attention row each.
     pub stops: Vec<(NodeId, AttemptId)>,
     pub audit: Vec<AuditEntry>,
+    /// Its revision moves although nothing else does: what was planned from it has to be planned again.
+    pub touched: bool,
 }
 
 impl RunEdit {
@@ -55,12 +57,14 @@ impl RunEdit {
             results: vec![],
             stops: vec![],
             audit: vec![],
+            touched: false,
         }
     }
 
     /// Nothing to write: the run keeps its revision.
     pub fn is_empty(&self) -> bool {
-        self.state.is_none() && self.version.is_none() && self.tis.is_empty() && self.added.is_empty()
+        let changes_nothing = self.state.is_none() && self.version.is_none() && self.tis.is_empty();
+        changes_nothing && self.added.is_empty() && !self.touched
     }
 
     /// Values returned by tries that are sent round again: the next try may return none.

@@ -82,7 +82,8 @@ pub trait IntentStore: Send + Sync {
     async fn undrain_node(&self, trigger: &Trigger, node: &NodeId) -> Result<NodeRecord, StoreError>;
 
     /// What agents say, for whoever owns the run: each report is guarded by its attempt id and answered by itself,
-    /// in order. The owner gets attention, and a plan that it made meanwhile becomes a conflict.
+    /// in order. The owner gets attention, and a plan that it made meanwhile becomes a conflict. So it does when a claim
+    /// is repeated, which changes nothing else: the attempt is about to start, and must not be given up unseen.
     async fn record_reports(&self, reports: &[Report], at: Timestamp) -> Result<Vec<Ack>, StoreError>;
 
     /// The digest of the token that administrators show. The first one offered is kept; `None`: there is none yet.

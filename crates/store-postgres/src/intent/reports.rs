@@ -41,7 +41,7 @@ const NAMED_TIS: &str = concat!(
     " FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS c(run, task_no, map_index)
     JOIN task_instances t ON t.run = c.run AND t.task_no = c.task_no AND t.map_index = c.map_index"
 );
-/// A revision for each report that has changed something.
+/// A revision for each report that has changed something, or that somebody's plan may have overlooked.
 const ADVANCE: &str = "UPDATE runs r SET revision = r.revision + c.steps, updated_at = $3
     FROM unnest($1::bigint[], $2::bigint[]) AS c(key, steps) WHERE r.key = c.key";
 const LEAVE_TRAILS: &str = "INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
@@ -208,7 +208,7 @@ impl Desk {
     }
 
     async fn write(&self, deed: &Deed<'_>, at: Timestamp) -> Result<(), StoreError> {
-        if self.changes.is_empty() {
+        if self.trails.is_empty() {
             return Ok(());
         }
         let mut steps: BTreeMap<RunKey, i64> = BTreeMap::new();
@@ -233,10 +233,10 @@ impl Desk {
     }
 
     async fn leave_trails(&self, session: &Session, at: Timestamp) -> Result<(), StoreError> {
-        let runs: Vec<i64> = self.trails.iter().map(|(run, ..)| run.0).collect();
-        let actors: Vec<String> = self.trails.iter().map(|(_, actor, _)| rows::storable(actor)).collect();
-        let entries: Vec<String> =
-            self.trails.iter().map(|(.., entries)| batch::entries_text(entries)).collect();
+        let told = || self.trails.iter().filter(|(.., entries)| !entries.is_empty());
+        let runs: Vec<i64> = told().map(|(run, ..)| run.0).collect();
+        let actors: Vec<String> = told().map(|(_, actor, _)| rows::storable(actor)).collect();
+        let entries: Vec<String> = told().map(|(.., entries)| batch::entries_text(entries)).collect();
         session.execute(LEAVE_TRAILS, &[&at, &runs, &actors, &entries]).await.map(drop)
     }
 }

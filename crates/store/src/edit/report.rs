@@ -1,7 +1,7 @@
 //! What an agent's report does to a run that its hearer does not own.
 
 use jiff::Timestamp;
-use tenure_model::{Ack, Report, ReportBody, TaskState};
+use tenure_model::{Ack, AttemptVerdict, Report, ReportBody, TaskState};
 
 use super::RunEdit;
 use crate::{CachedTi, RunHeader, TryRecord};
@@ -42,5 +42,8 @@ pub fn report(run: &RunHeader, cached: Option<&CachedTi>, report: &Report, at: T
         }
         edit.change_ti(cached, step.event.past_tense(), step.to);
     }
+    // The agent is about to start what somebody may be about to give up, for want of any sign of it: an owner whose plan
+    // is older than this answer has to look again.
+    edit.touched = told.verdict == AttemptVerdict::Repeated;
     (edit, told.verdict.ack())
 }

@@ -395,9 +395,10 @@ fn what_is_not_current_is_superseded_and_changes_nothing() {
 }
 
 #[test]
-fn a_repeated_claim_is_accepted_and_changes_nothing() {
+fn a_repeated_claim_is_accepted_and_moves_the_revision_alone() {
     let running = run(RunState::Running, "extract=running");
     let (edit, ack) = told(&running, 0, |attempt, ti| ReportBody::Claim { attempt, ti });
-    assert!(edit.is_empty());
+    assert!(edit.touched && !edit.is_empty());
+    assert!(edit.tis.is_empty() && edit.audit.is_empty());
     assert_eq!(ack, Ack::Accepted);
 }
