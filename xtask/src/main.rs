@@ -1,10 +1,11 @@
-//! The developer's front door: `cargo xtask up`, `test`, `bench`, `chaos`, `sim`, `soak` and `fmt`.
+//! The developer's front door: `cargo xtask up`, `test`, `bench`, `chaos`, `model`, `sim`, `soak` and `fmt`.
 //!
 //! What CI runs is `cargo xtask test`, so that a person and the machine see the same. Everything here is
 //! a thin layer over cargo; nothing of the product lives in it.
 
 mod bench;
 mod chaos;
+mod model;
 mod prerequisites;
 mod sim;
 mod steps;
@@ -51,6 +52,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
         args: Vec<String>,
     },
+    /// Explore every state of the protocol's model, and make sure that the checker finds its mutants.
+    Model {
+        /// Larger worlds: minutes, and gigabytes of memory.
+        #[arg(long)]
+        large: bool,
+    },
     /// Run the control plane under virtual time and faults: `cargo xtask sim --seeds 500`, `cargo xtask sim --seed 7`.
     Sim {
         /// Passed on to the simulator; `cargo xtask sim -- --help` lists them.
@@ -76,6 +83,8 @@ fn main() -> ExitCode {
         Task::Test { quick } => test::run(quick),
         Task::Bench { args } => bench::run(&args),
         Task::Chaos { args } => chaos::run(&args),
+        Task::Model { large } => model::run(large),
+    },
         Task::Sim { args } => sim::run(&args),
         Task::Soak { hours, from } => sim::soak(hours, from),
         Task::Fmt => fmt(),

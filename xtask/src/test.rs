@@ -7,7 +7,7 @@
 use std::process::Stdio;
 
 use crate::steps::{Steps, seconds};
-use crate::{cargo, chaos, prerequisites, sim};
+use crate::{cargo, chaos, model, prerequisites, sim};
 
 pub fn run(quick: bool) -> anyhow::Result<()> {
     prerequisites::ensure(quick)?;
@@ -18,6 +18,7 @@ pub fn run(quick: bool) -> anyhow::Result<()> {
     steps.run("build", &mut cargo(&["build", "--workspace", "--bins"]))?;
     steps.run("tests", &mut cargo(&test_command(quick, nextest_is_installed())))?;
     if !quick {
+        steps.run("model", &mut model::command())?;
         steps.run("chaos, leases in Postgres", &mut chaos::short("postgres"))?;
         steps.run("chaos, leases in etcd", &mut chaos::short("etcd"))?;
         steps.run("simulator", &mut sim::build_command())?;
