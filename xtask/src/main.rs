@@ -84,7 +84,6 @@ fn main() -> ExitCode {
         Task::Bench { args } => bench::run(&args),
         Task::Chaos { args } => chaos::run(&args),
         Task::Model { large } => model::run(large),
-    },
         Task::Sim { args } => sim::run(&args),
         Task::Soak { hours, from } => sim::soak(hours, from),
         Task::Fmt => fmt(),
