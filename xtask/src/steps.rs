@@ -1,6 +1,6 @@
-//! Runs steps one after the other, stops at the first that fails, and says what took how long.
+//! Runs steps one after the other (or side by side), stops at the first that fails, and says what took how long.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -22,6 +22,36 @@ impl Steps {
             self.summary();
             println!("  FAILED  {name:<26} {}", seconds(took));
             anyhow::bail!("step `{name}` failed ({status}); repeat it alone with: {}", shown(command));
+        }
+        self.done.push((name, took));
+        Ok(())
+    }
+
+    /// Side by side, for those that leave each other room: each shows what it printed when it has ended.
+    pub fn together(&mut self, name: &'static str, commands: &mut [Command]) -> anyhow::Result<()> {
+        let started = stopwatch();
+        let mut running = vec![];
+        for command in commands {
+            let what = shown(command);
+            println!("\n==> {name}: {what}");
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            let child = child.with_context(|| format!("{name}: {what} could not be started"))?;
+            running.push((what, std::thread::spawn(move || child.wait_with_output())));
+        }
+        let mut failed = vec![];
+        for (what, waiting) in running {
+            let output = waiting.join().expect("waiting does not panic")?;
+            let printed = [output.stdout, output.stderr].concat();
+            println!("\n--- {what}\n{}", String::from_utf8_lossy(&printed).trim_end());
+            if !output.status.success() {
+                failed.push(format!("`{what}` ({})", output.status));
+            }
+        }
+        let took = started.elapsed();
+        if !failed.is_empty() {
+            self.summary();
+            println!("  FAILED  {name:<26} {}", seconds(took));
+            anyhow::bail!("step `{name}` failed: {}", failed.join(", "));
         }
         self.done.push((name, took));
         Ok(())

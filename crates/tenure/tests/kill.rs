@@ -165,6 +165,8 @@ fn check_attempts(api: &Api, site: &Site) {
     let mut attempts: BTreeMap<String, Attempt> = BTreeMap::new();
     let mut states: BTreeMap<String, String> = BTreeMap::new();
     let mut epoch = 0;
+    // The clock goes on ticking: what begins while the trail is being read need not be in it.
+    let begun = traces(site);
     for row in audit(api) {
         let run = format!("{}/{}", row["dag"].as_str().unwrap_or("-"), row["run_id"].as_str().unwrap_or("-"));
         if let Some(of_row) = row["epoch"].as_u64() {
@@ -203,22 +205,26 @@ fn check_attempts(api: &Api, site: &Site) {
         count("failed"),
         count("withdrawn")
     );
-    check_traces(site, &attempts);
+    check_traces(site, &attempts, &begun);
 }
 
-fn check_traces(site: &Site, attempts: &BTreeMap<String, Attempt>) {
+/// Attempts that have left a trace so far.
+fn traces(site: &Site) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(site.path("effects")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn check_traces(site: &Site, attempts: &BTreeMap<String, Attempt>, begun: &BTreeSet<String>) {
     let mut spans: BTreeMap<String, Vec<(u128, u128)>> = BTreeMap::new();
-    let mut traced = BTreeSet::new();
-    for entry in std::fs::read_dir(site.path("effects")).unwrap() {
-        let entry = entry.unwrap();
-        let id = entry.file_name().to_string_lossy().into_owned();
-        let trace = std::fs::read_to_string(entry.path()).unwrap();
+    let traced = traces(site);
+    for id in begun {
+        let trace = std::fs::read_to_string(site.path("effects").join(id)).unwrap();
         let begins: Vec<&str> = trace.lines().filter(|line| line.starts_with("begin")).collect();
         let ends: Vec<&str> = trace.lines().filter(|line| line.starts_with("end")).collect();
         assert_eq!(begins.len(), 1, "attempt {id} started {} times:\n{trace}", begins.len());
         let words: Vec<&str> = begins[0].split_whitespace().collect();
         let attempt =
-            attempts.get(&id).unwrap_or_else(|| panic!("{id} ran ({trace}) and the database never knew"));
+            attempts.get(id).unwrap_or_else(|| panic!("{id} ran ({trace}) and the database never knew"));
         assert_eq!(attempt.claimed, 1, "{id} started without a claim: {attempt:?}");
         assert_eq!(attempt.task, words[2]);
         if let Some(end) = ends.first() {
@@ -226,7 +232,6 @@ fn check_traces(site: &Site, attempts: &BTreeMap<String, Attempt>) {
             let end = at(end.split_whitespace().nth(1).unwrap());
             spans.entry(attempt.task.clone()).or_default().push((at(words[1]), end));
         }
-        traced.insert(id);
     }
     for (id, attempt) in attempts {
         let succeeded = attempt.ended.iter().any(|event| event == "succeeded");
