@@ -12,23 +12,23 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
     let build = ["build", "--package", "tenure", "--package", "tenure-chaos"];
     let status = cargo(&build).status().context("cargo build could not be started")?;
     anyhow::ensure!(status.success(), "the build failed; nothing was broken");
-    let status = harness().args(args).status().context("the harness could not be started")?;
+    let status = harness("chaos").args(args).status().context("the harness could not be started")?;
     anyhow::ensure!(status.success(), "a promise was broken, or could not be checked ({status})");
     Ok(())
 }
 
 /// Twenty seconds of faults for each way to keep leases: always the same ones, so that a failure is worth repeating.
 pub fn short(wiring: &str) -> Command {
-    let mut harness = harness();
+    let mut harness = harness(&format!("chaos-{wiring}")); // they run side by side
     harness.args(["--minutes", "0.3", "--seed", "8", "--wiring", wiring]);
     harness
 }
 
-/// The harness, on the binary that has been built.
-fn harness() -> Command {
+/// The harness, on the binary that has been built. `out`: where a history goes that breaks a promise.
+fn harness(out: &str) -> Command {
     let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
     let built = folder.join("debug");
     let mut harness = Command::new(built.join("tenure-chaos"));
-    harness.arg("run").arg("--binary").arg(built.join("tenure")).arg("--out").arg(folder.join("chaos"));
+    harness.arg("run").arg("--binary").arg(built.join("tenure")).arg("--out").arg(folder.join(out));
     harness
 }

@@ -19,8 +19,7 @@ impl Steps {
             command.status().with_context(|| format!("{name}: {} could not be started", shown(command)))?;
         let took = started.elapsed();
         if !status.success() {
-            self.summary();
-            println!("  FAILED  {name:<26} {}", seconds(took));
+            self.failed(name, took);
             anyhow::bail!("step `{name}` failed ({status}); repeat it alone with: {}", shown(command));
         }
         self.done.push((name, took));
@@ -49,12 +48,16 @@ impl Steps {
         }
         let took = started.elapsed();
         if !failed.is_empty() {
-            self.summary();
-            println!("  FAILED  {name:<26} {}", seconds(took));
+            self.failed(name, took);
             anyhow::bail!("step `{name}` failed: {}", failed.join(", "));
         }
         self.done.push((name, took));
         Ok(())
+    }
+
+    fn failed(&self, name: &str, took: Duration) {
+        self.summary();
+        println!("  FAILED  {name:<26} {}", seconds(took));
     }
 
     pub fn summary(&self) {

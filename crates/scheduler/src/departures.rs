@@ -16,7 +16,7 @@ use crate::changes::PassBuilder;
 use crate::owner::ShardOwner;
 
 /// A request to stop may be lost with a link; saying it twice is harmless.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 /// A link that breaks and comes back at once is no reason to move anything.
 const GRACE: Duration = Duration::from_secs(1);
 /// Replicas that hear a node say so every five seconds: whoever has not been named for so long is heard by nobody.

@@ -34,6 +34,17 @@ pub(crate) enum Limit {
     BetterNode(TiKey),
 }
 
+impl Limit {
+    /// Those that dags share come one after the other, from here on.
+    pub fn first_shared() -> Self {
+        Self::Pool(PoolName::new(""), 0)
+    }
+
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Pool(..) | Self::Quota(..) | Self::Capacity(_))
+    }
+}
+
 /// A distinct request: tasks that ask for the same wait together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Shape(u32);

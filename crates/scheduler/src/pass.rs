@@ -399,9 +399,13 @@ impl ShardOwner {
         self.ledger.advance(now);
         let mut place = None;
         loop {
-            // Whoever has waited for what is free now is more important than a newcomer, or has at least come before it.
-            self.ready.refill(|limit| self.ledger.room(limit));
-            let Some(candidate) = self.ready.pop() else { break };
+            self.ready.promote(|limit| self.ledger.room(limit));
+            let Some(candidate) = self.ready.pop() else {
+                if self.ready.refill(|limit| self.ledger.room(limit)) {
+                    continue;
+                }
+                break;
+            };
             let (key, task) = (candidate.run, candidate.task);
             let waits = self.runs.get(&key).filter(|run| run.plan.state() == RunState::Running);
             if waits.and_then(|run| run.plan.task(task)).is_none_or(|ti| ti.state != TaskState::Scheduled) {

@@ -16,14 +16,13 @@ use tenure_model::{AttemptId, NodeId, TaskState, TiKey};
 use tenure_placement::Occupant;
 
 use crate::changes::PassBuilder;
+use crate::departures::ASK_AGAIN_AFTER;
 use crate::owner::ShardOwner;
 
 /// Room is made for so many at a time; the rest wait for the next look.
 const MOST_AT_ONCE: usize = 64;
 /// Between two looks at who should leave: what was freed by the last one must have had time to be used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A request to stop may be lost with a link; saying it twice is harmless.
-const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Who has been asked to leave.
 #[derive(Debug, Default)]

@@ -160,6 +160,11 @@ impl FairQueue {
         Some(candidate)
     }
 
+    /// The priority of the next candidate.
+    fn best(&self) -> Option<Reverse<i64>> {
+        self.levels.first_key_value().map(|(priority, _)| *priority)
+    }
+
     fn remove(&mut self, candidate: &Candidate) {
         let Some(level) = self.levels.get_mut(&candidate.priority) else { return };
         self.len -= usize::from(level.remove(candidate));
@@ -249,6 +254,22 @@ impl ReadyQueue {
         let before = self.freed.len();
         self.freed.extend(waiting);
         self.freed.len() > before
+    }
+
+    /// Before a newcomer takes what has fallen free, whoever is more important and waits for it is brought back, one at a
+    /// time. Only limits that dags share are looked at, because those are few: within a dag the next refill is soon
+    /// enough.
+    pub fn promote(&mut self, mut room: impl FnMut(&Limit) -> usize) {
+        let Some(best) = self.ready.best().filter(|_| !self.freed.is_empty()) else { return };
+        let shared = self.freed.range(Limit::first_shared()..).take_while(|limit| limit.is_shared());
+        let waiting = shared.filter_map(|limit| Some((self.parked.get(limit)?.best()?, limit)));
+        let more_important = waiting.filter(|(priority, limit)| *priority < best && room(limit) > 0);
+        let Some(limit) = more_important.min().map(|(_, limit)| limit.clone()) else { return };
+        let waiting = self.parked.get_mut(&limit).expect("found just now");
+        self.ready.push(waiting.pop().expect("an empty queue is removed"));
+        if waiting.len == 0 {
+            self.parked.remove(&limit);
+        }
     }
 
     /// Brings back as many parked candidates as their freed limits have room for. False: none.
@@ -374,6 +395,32 @@ mod tests {
         assert!(queue.refill(|_| 1), "room that was not used goes to the next in line");
         assert_eq!(drain(&mut queue), [(1, 1)]);
         assert!(!queue.refill(|_| 1));
+    }
+
+    #[test]
+    fn whoever_is_more_important_and_waits_for_what_is_free_goes_before_a_newcomer_and_nobody_else_does() {
+        let mut queue = ReadyQueue::default();
+        let pool = Limit::Pool("p".into(), 1);
+        for priority in [9, 5, 1] {
+            queue.park(pool.clone(), candidate(1, priority, priority));
+        }
+        queue.park(Limit::Run(RunKey(1)), candidate(2, 20, 20));
+        queue.push(candidate(3, 30, 3));
+        queue.promote(|_| 2);
+        assert_eq!(queue.pop(), Some(candidate(3, 30, 3)), "nothing was freed");
+        queue.push(candidate(3, 30, 3));
+        queue.free(pool.clone());
+        queue.free(Limit::Run(RunKey(1)));
+        queue.promote(|_| 0);
+        assert_eq!(queue.ready.len, 1, "there is no room after all");
+        let mut order = vec![];
+        for _ in 0..4 {
+            queue.promote(|_| 2);
+            order.extend(queue.pop().map(|next| next.run.0));
+        }
+        assert_eq!(order, [9, 5, 30], "one at a time, the most important first; then the newcomer");
+        assert!(queue.refill(|_| 2), "the rest as always");
+        assert_eq!(drain(&mut queue), [(2, 20), (1, 1)]);
     }
 
     #[test]

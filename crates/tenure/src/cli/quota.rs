@@ -49,7 +49,7 @@ pub fn run(command: QuotaCommand, context: &Context) -> Result<(), Failure> {
             let most: Map<String, Value> =
                 amounts.into_iter().map(|(name, amount)| (name, json!(amount))).collect();
             let quota = client.put(&path.then(&tenant), &json!({ "most": most }))?;
-            tell(context, &quota, &format!("tenant {tenant} may take, and takes: {}", in_use(&quota)))
+            tell(context, &quota, &format!("the quota of tenant {tenant} is set; in use: {}", in_use(&quota)))
         }
         QuotaCommand::Delete { tenant } => {
             client.delete(&path.then(&tenant))?;
