@@ -22,8 +22,10 @@ use crate::deed::Deed;
 #[async_trait]
 impl IntentStore for PostgresStore {
     async fn register_dag(&self, registration: &DagRegistration) -> Result<Registered, StoreError> {
+        // Before the transaction begins: a large dag takes a while, and the server ends sessions that keep it waiting.
+        let canonical = dags::Canonical::of(registration);
         let deed = self.deed("registering a dag").await?;
-        let outcome = dags::register(&deed, registration).await;
+        let outcome = dags::register(&deed, registration, canonical).await;
         self.done(deed, outcome).await
     }
 

@@ -1,7 +1,9 @@
 //! Dags: registered, paused, deleted.
 
+use std::sync::Arc;
+
 use tenure_model::timetable::ScheduleProgress;
-use tenure_model::{DagId, ShardId, VersionHash};
+use tenure_model::{DagId, DagSpec, ShardId, VersionHash};
 use tenure_store::{
     Attention, AuditEntry, DagRegistration, Registered, StoreError, Trigger, VersionView, next_tick,
 };
@@ -47,7 +49,25 @@ const DELETE: [&str; 6] = [
     "DELETE FROM dags WHERE tenant = $1 AND dag_id = $2",
 ];
 
-pub(super) async fn register(deed: &Deed<'_>, asked: &DagRegistration) -> Result<Registered, StoreError> {
+/// What is stored of a dag as it was asked for.
+pub(super) struct Canonical {
+    json: String,
+    hash: VersionHash,
+    spec: Arc<DagSpec>,
+}
+
+impl Canonical {
+    pub(super) fn of(asked: &DagRegistration) -> Self {
+        let json = asked.spec.canonical_json();
+        Self { hash: VersionHash::of(json.as_bytes()), json, spec: Arc::new(asked.spec.clone()) }
+    }
+}
+
+pub(super) async fn register(
+    deed: &Deed<'_>,
+    asked: &DagRegistration,
+    canonical: Canonical,
+) -> Result<Registered, StoreError> {
     let DagRegistration { trigger, spec, .. } = asked;
     let (tenant, dag) = (trigger.tenant.as_str(), spec.id.as_str());
     let shard = ShardId::of(&trigger.tenant, &spec.id, deed.store.shards);
@@ -63,23 +83,22 @@ pub(super) async fn register(deed: &Deed<'_>, asked: &DagRegistration) -> Result
     deed.store.check_shards(cells.take()?)?;
     let new_dag = made == 1;
 
-    let (canonical, hash) = (spec.canonical_json(), spec.hash());
     if let Some(row) = deed.session.row(VERSION, &[&tenant, &dag, &before]).await? {
         let version = rows::version_view(&mut Cells::of(&row))?;
-        if version.hash == hash {
+        if version.hash == canonical.hash {
             return Ok(Registered { version, changed: false, new_dag: false });
         }
     }
     let version = VersionView {
         dag: spec.id.clone(),
         version: before as u32 + 1,
-        hash,
-        spec: spec.clone().into(),
+        hash: canonical.hash,
+        spec: canonical.spec,
         source: rows::storable(&asked.source),
         origin: rows::storable(&asked.origin),
         created_at: trigger.at,
     };
-    add_version(deed, tenant, &version, &canonical).await?;
+    add_version(deed, tenant, &version, &canonical.json).await?;
     let next = next_tick(spec, progress, trigger.at);
     let number = version.version as i32;
     deed.session

@@ -15,7 +15,7 @@ use tenure_api::{Diagnostic, ImportError};
 use tenure_clock::Clock;
 use tenure_dagfile::{Attached, Diagnostics, Folder};
 use tenure_model::{DagId, DagSpec, EmbeddedFile, TenantId, VersionHash};
-use tenure_store::{DagRegistration, SharedStore, Trigger};
+use tenure_store::{DagRegistration, SharedStore, StoreError, Trigger};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +23,8 @@ use tokio_util::sync::CancellationToken;
 const SETTLE: Duration = Duration::from_millis(100);
 /// Events can be lost, and a folder can appear later: look anyway.
 const RESCAN_EVERY: Duration = Duration::from_secs(10);
+/// What the database could not take is offered again after so long.
+const OFFER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 pub struct DagFolder {
     root: PathBuf,
@@ -77,7 +79,7 @@ impl DagFolder {
             tokio::select! {
                 () = stop.cancelled() => return,
                 _ = changes.recv() => tokio::time::sleep(SETTLE).await,
-                () = tokio::time::sleep(RESCAN_EVERY) => {}
+                () = tokio::time::sleep(if self.seen.is_some() { RESCAN_EVERY } else { OFFER_AGAIN_AFTER }) => {}
             }
             while changes.try_recv().is_ok() {}
             let root = self.root.clone();
@@ -181,7 +183,13 @@ impl DagFolder {
             origin: path.display().to_string(),
             paused_if_new: false,
         };
-        match self.store.register_dag(&registration).await {
+        let mut registered = self.store.register_dag(&registration).await;
+        if let Err(StoreError::Unavailable { .. } | StoreError::Unknown { .. }) = registered {
+            // A stumble should not make a server begin without one of its dags. Registering twice changes nothing.
+            tokio::time::sleep(OFFER_AGAIN_AFTER).await;
+            registered = self.store.register_dag(&registration).await;
+        }
+        match registered {
             Ok(registered) => {
                 if registered.changed {
                     let version = registered.version.version;
