@@ -2,7 +2,7 @@
 //!
 //! Clippy and rustc keep separate artefacts, so the workspace is compiled twice and no more: one profile,
 //! and always the whole workspace, so that no step unifies features differently from the others.
-//! The simulator runs as it is built here: few seeds, but no third build. `cargo xtask sim` has it optimised.
+//! Model and simulator run as they are built here: their crates are optimised in this profile too.
 
 use std::process::Stdio;
 

@@ -186,6 +186,7 @@ impl Scheduler {
             elector: Arc::clone(&parts.elector),
             store: Arc::clone(&deps.store),
             clock: Arc::clone(&deps.clock),
+            ping_every: deps.config.tick.min(deps.config.yield_after),
             patience: deps.config.yield_after * 2,
             stranded,
         };
@@ -218,8 +219,7 @@ const WARM_EVERY: Duration = Duration::from_secs(20);
 /// Replicas that schedule are members of this.
 const COMPONENT: &str = "scheduler";
 
-/// How often a process makes sure that its database answers, and how long it waits for that.
-const PING_EVERY: Duration = Duration::from_secs(1);
+/// How long a process waits for a sign of life of its database.
 const PING_FOR: Duration = Duration::from_secs(2);
 
 /// All shards, as far as this process stands for them.
@@ -229,6 +229,8 @@ struct Cabinet {
     elector: Arc<Elector>,
     store: SharedStore,
     clock: Arc<dyn Clock>,
+    /// How often this process makes sure that its database answers.
+    ping_every: Duration,
     /// For how long the database may be away before this process stands back.
     patience: Duration,
     /// An owner had no answer from the database for too long.
@@ -281,13 +283,13 @@ impl Cabinet {
             if self.answers().await {
                 answered = self.clock.boottime();
             }
-            tokio::time::sleep(PING_EVERY).await;
+            tokio::time::sleep(self.ping_every).await;
         }
     }
 
     async fn answered(&self) {
         while !self.answers().await {
-            tokio::time::sleep(PING_EVERY).await;
+            tokio::time::sleep(self.ping_every).await;
         }
     }
 

@@ -20,7 +20,7 @@ use crate::gate::Gate;
 use crate::machine::{Machine, Order, Verdict};
 use crate::replica::Replica;
 use crate::run::Plant;
-use crate::world::World;
+use crate::world::{Party, World};
 
 /// When an agent asks elsewhere.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -82,6 +82,15 @@ impl SimAgent {
         self.shutdown.cancel();
     }
 
+    /// Between two things that an agent does: a pause holds it up here, and it may die here.
+    async fn step(&self, step: &'static str) {
+        self.gate.pass().await;
+        if self.world.dies(&self.gate, Party::Agent(self.machine.number), step, false) {
+            self.shutdown.cancel();
+            std::future::pending().await
+        }
+    }
+
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().expect("no panic while holding the book")
     }
@@ -123,6 +132,7 @@ impl SimAgent {
         let boot = self.machine.disk().boot;
         let order = Order { assignment: assignment.clone(), boot, process: None, verdict: None };
         self.machine.disk().orders.insert(attempt, order);
+        self.step("claim").await;
         let asked = self.say(&assignment, ReportBody::Claim { attempt, ti: assignment.ti });
         let granted = match self.plant {
             // A bug on purpose: the answer is not waited for.
@@ -131,8 +141,7 @@ impl SimAgent {
         };
         match granted {
             Claim::Granted => {
-                // A pause or a death may come between the answer and the start.
-                self.gate.pass().await;
+                self.step("start").await;
                 if let Some(at) = self.contact(&self.machine.clock).filter(|_| handle.fenced) {
                     self.machine.note_contact(at);
                 }
@@ -176,8 +185,8 @@ impl SimAgent {
             if self.shutdown.run_until_cancelled(watching).await.is_none() {
                 return;
             }
-            self.gate.pass().await;
         }
+        self.step("spool").await;
         let written = self.machine.disk().orders.get(&attempt).and_then(|order| order.verdict.clone());
         let verdict = written.unwrap_or_else(|| {
             let stopped = handle.stop.is_cancelled();
@@ -197,9 +206,11 @@ impl SimAgent {
             order.verdict = Some(verdict.clone());
         }
         handle.ended.cancel();
+        self.step("end").await;
         let Verdict { outcome, ended_at } = verdict;
         let end = ReportBody::End { attempt, ti: assignment.ti, outcome, ended_at, result: None };
         if self.say(assignment, end).await.is_some() {
+            self.step("forget").await;
             self.machine.disk().orders.remove(&attempt);
         }
     }

@@ -9,12 +9,15 @@ use comfy_table::{ContentArrangement, Table, presets};
 use tenure_clock::{Clock, SystemClock};
 use tenure_judge::checker;
 
+use crate::boundaries::possible;
 use crate::run::{Options, Plant, Seen, run_seed};
 use crate::trace::Met;
 
 /// Enough to see a pattern.
 const SHOWN: usize = 5;
 const STORIES: usize = 2;
+/// Pairs that were not reached, by name.
+const NAMED: usize = 12;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Campaign {
@@ -43,6 +46,11 @@ pub struct Report {
     pub gaps: usize,
     pub longest_gap: Duration,
     pub matrix: BTreeMap<Met, u64>,
+    pub strikes: BTreeMap<&'static str, u64>,
+    /// Virtual time of all worlds together.
+    pub lived: Duration,
+    /// Attempts that overlapped because their node could not be told to stop.
+    pub excused_overlaps: usize,
     /// Seeds that broke a promise, with the first words about it.
     pub failed: BTreeMap<u64, String>,
     /// Seeds that were not the same twice.
@@ -65,7 +73,7 @@ pub fn run_campaign(campaign: &Campaign) -> Report {
             }
             let options = Options { seed, telling: false, plant: campaign.plant };
             let seen = run_seed(options);
-            let again = (seed.is_multiple_of(campaign.twice_every)).then(|| run_seed(options).hash);
+            let again = (seed % campaign.twice_every == 1).then(|| run_seed(options).hash);
             let mut report = report.lock().expect("no thread panics with it");
             report.add(&seen, again);
             if campaign.stop_at_failure && !report.failed.is_empty() {
@@ -97,6 +105,11 @@ impl Report {
         for (met, count) in &seen.matrix {
             *self.matrix.entry(*met).or_default() += count;
         }
+        for (fault, count) in &seen.strikes {
+            *self.strikes.entry(fault).or_default() += count;
+        }
+        self.lived += seen.lived;
+        self.excused_overlaps += seen.counts.excused_overlaps;
         if let Some(violation) = seen.violations.first() {
             let text = format!(
                 "{} violations, first: {}: {}",
@@ -114,17 +127,39 @@ impl Report {
         }
     }
 
+    /// Every promise was kept, in worlds in which something went wrong.
     pub fn is_good(&self) -> bool {
-        self.failed.is_empty() && self.unstable.is_empty()
+        self.failed.is_empty() && self.unstable.is_empty() && self.attempts > 0 && !self.strikes.is_empty()
     }
 
     pub fn print(&self) {
         println!("{}", matrix(&self.matrix));
+        let (reached, missed): (Vec<Met>, Vec<Met>) =
+            possible().partition(|met| self.matrix.contains_key(met));
+        println!(
+            "{} of {} pairs of fault and boundary were reached",
+            reached.len(),
+            reached.len() + missed.len()
+        );
+        if !missed.is_empty() {
+            let named: Vec<String> =
+                missed.iter().take(NAMED).map(|(fault, step)| format!("{fault} at {step}")).collect();
+            let more = missed.len().saturating_sub(NAMED);
+            println!(
+                "not reached: {}{}",
+                named.join(", "),
+                if more > 0 { format!(" and {more} more") } else { String::new() }
+            );
+        }
+        let struck: Vec<String> =
+            self.strikes.iter().map(|(fault, count)| format!("{fault} {count}")).collect();
+        println!("brought about: {}", struck.join(", "));
         let rate = self.seeds as f64 / self.took.as_secs_f64();
         println!(
-            "{} seeds of one virtual hour in {:.1} s ({rate:.1} each second): {} runs, {} attempts, {} of them taken back \
-             unbegun and {} given up as lost; {} events at boundaries",
+            "{} seeds, {:.0} virtual hours in {:.1} s ({rate:.1} seeds each second): {} runs, {} attempts, {} of them taken \
+             back unbegun and {} given up as lost; {} events at boundaries",
             self.seeds,
+            self.lived.as_secs_f64() / 3600.0,
             self.took.as_secs_f64(),
             self.runs,
             self.attempts,
@@ -133,9 +168,11 @@ impl Report {
             self.events
         );
         println!(
-            "{} takeovers were timed, the longest took {:.1} s; {} seeds were run twice, {} of them differed",
+            "{} takeovers were timed, the longest took {:.1} s; {} overlaps of attempts whose node could not be reached; {} \
+             seeds were run twice, {} of them differed",
             self.gaps,
             self.longest_gap.as_secs_f64(),
+            self.excused_overlaps,
             self.repeated,
             self.unstable.len()
         );
@@ -148,7 +185,11 @@ impl Report {
         let total = self.failed.len();
         println!(
             "verdict: {}",
-            if self.is_good() { "every promise was kept".into() } else { format!("{total} seeds failed") }
+            match total {
+                0 if self.is_good() => "every promise was kept".into(),
+                0 => "nothing happened, or not the same twice".into(),
+                _ => format!("{total} seeds failed"),
+            }
         );
     }
 }

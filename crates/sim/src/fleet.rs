@@ -18,7 +18,7 @@ use crate::gate::Gate;
 use crate::replica::name;
 use crate::store::RemoteStore;
 use crate::time::SimClock;
-use crate::world::World;
+use crate::world::{Party, World};
 
 const INVENTORY_WITHIN: Duration = Duration::from_secs(5);
 const RECORD_EVERY: Duration = Duration::from_secs(5);
@@ -121,6 +121,10 @@ impl SimFleet {
         }
     }
 
+    async fn step(&self, step: &'static str, after: bool) {
+        self.world.step(&self.gate, Party::Replica(self.replica), step, after).await;
+    }
+
     fn agent_of(&self, node: &NodeId) -> Option<Arc<SimAgent>> {
         let number = self.world.machines.iter().position(|machine| machine.node == *node)?;
         self.world.agent(number)
@@ -171,7 +175,9 @@ impl Executor for SimFleet {
             return Err(AssignError::NotTaken { node, reason: "it is not connected to this replica".into() });
         }
         let from = self.replica;
+        self.step("assign", false).await;
         self.send(&node, "assign", true, move |agent| agent.assign(assignment.clone(), from));
+        self.step("assign", true).await;
         Ok(())
     }
 
@@ -212,7 +218,9 @@ impl Executor for SimFleet {
     async fn stop(&self, node: &NodeId, attempt: AttemptId) {
         self.gate.pass().await;
         if self.link(node).is_some() {
+            self.step("stop", false).await;
             self.send(node, "stop", false, move |agent| agent.stop(attempt));
+            self.step("stop", true).await;
         }
     }
 }

@@ -13,6 +13,7 @@
 //! wants from others waits until it is woken. The gRPC streams and SQL are tested elsewhere, on real ones.
 
 mod agent;
+mod boundaries;
 mod campaign;
 mod dice;
 mod fleet;
@@ -21,6 +22,7 @@ mod machine;
 mod nemesis;
 mod network;
 mod operator;
+mod panics;
 mod record;
 mod replica;
 mod run;

@@ -38,6 +38,9 @@ struct Cli {
     log: bool,
 }
 
+/// One seed in so many is run twice.
+const TWICE_EVERY: u64 = 50;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.log {
@@ -52,7 +55,7 @@ fn main() -> ExitCode {
                 first: cli.from,
                 seeds: cli.seeds,
                 time: cli.seconds.map(Duration::from_secs),
-                twice_every: 50,
+                twice_every: TWICE_EVERY,
                 threads: threads.unwrap_or(1),
                 plant: None,
                 stop_at_failure: cli.first,

@@ -7,11 +7,12 @@ use jiff::SignedDuration;
 use tenure_judge::history::{Aftermath, Fault, Hit};
 use tenure_lease::{Hint, LeaseStore};
 
+use crate::boundaries::{AGENT_STEPS, DISPATCH_STEPS, STORE_VERBS};
 use crate::dice::Dice;
 use crate::network::Cut;
 use crate::operator::Operator;
 use crate::replica::{LEASE, name};
-use crate::world::{Stall, Trap, World};
+use crate::world::{Party, Stall, Trap, World};
 
 /// From a fault that stands alone until scheduling goes on: the lease runs out, a candidate's pause, a look at the
 /// database, and the nodes that the new owner meets.
@@ -25,7 +26,7 @@ pub enum Kind {
     PauseReplica,
     FreezeAtVerb,
     KillReplica,
-    KillAtVerb,
+    KillAtStep,
     RestartReplica,
     SlowStore,
     ForgetfulStore,
@@ -48,7 +49,7 @@ const KINDS: [Kind; 20] = [
     Kind::PauseReplica,
     Kind::FreezeAtVerb,
     Kind::KillReplica,
-    Kind::KillAtVerb,
+    Kind::KillAtStep,
     Kind::RestartReplica,
     Kind::SlowStore,
     Kind::ForgetfulStore,
@@ -65,26 +66,6 @@ const KINDS: [Kind; 20] = [
     Kind::StepStoreClock,
     Kind::RevokeLease,
     Kind::FalseHint,
-];
-
-/// Where a replica may die.
-const VERBS: [&str; 16] = [
-    "commit_pass",
-    "commit_pass",
-    "commit_pass",
-    "record_reports",
-    "record_reports",
-    "shard_snapshot",
-    "attention",
-    "load_runs",
-    "acquire",
-    "renew",
-    "release",
-    "trade_shares",
-    "record_presence",
-    "advance_drain",
-    "create_run",
-    "clear",
 ];
 
 pub struct Nemesis {
@@ -156,6 +137,14 @@ impl Nemesis {
         self.dice.below(self.world.machines.len())
     }
 
+    /// What is asked of the store, the most important more often.
+    fn a_verb(&self) -> &'static str {
+        match self.dice.chance(50.0) {
+            true => *self.dice.pick(&["commit_pass", "commit_pass", "record_reports", "renew", "acquire"]),
+            false => *self.dice.pick(&STORE_VERBS),
+        }
+    }
+
     /// Replicas that hold shards, more often than not.
     async fn an_owner(&self) -> usize {
         let leases = self.world.store.list_leases("scheduler/").await.unwrap_or_default();
@@ -183,6 +172,7 @@ impl Nemesis {
     async fn strike(&self, kind: Kind, lasts: Duration) {
         let at = self.world.time.now();
         self.world.event("nemesis", "strike", kind_name(kind));
+        self.world.trace().struck(kind_name(kind));
         let (target, hit) = self.carry_out(kind, lasts).await;
         let until = self.world.time.now();
         self.world.look_for_silence();
@@ -221,7 +211,7 @@ impl Nemesis {
                 (name(number).into(), if long { hit } else { vec![] })
             }
             Kind::FreezeAtVerb => {
-                let (replica, verb) = (self.an_owner().await, *self.dice.pick(&VERBS));
+                let (replica, verb) = (self.an_owner().await, self.a_verb());
                 // Mostly long enough for somebody else to take over.
                 let frozen = self.dice.between(Duration::from_secs(5), LEASE * 4);
                 world.set_stall(Some(Stall { replica, verb, lasts: frozen }));
@@ -235,14 +225,23 @@ impl Nemesis {
                 self.operator.kill_replica(number, lasts);
                 (name(number).into(), hit)
             }
-            Kind::KillAtVerb => {
-                let (replica, verb) = (self.an_owner().await, *self.dice.pick(&VERBS));
+            Kind::KillAtStep => {
                 let after = self.dice.chance(50.0);
-                world.set_trap(Some(Trap { replica, verb, after }));
+                let trap = match self.dice.below(10) {
+                    0..3 => {
+                        let who = Party::Agent(self.an_agent());
+                        Trap { who, step: *self.dice.pick(&AGENT_STEPS), after: false }
+                    }
+                    3..5 => {
+                        let who = Party::Replica(self.an_owner().await);
+                        Trap { who, step: *self.dice.pick(&DISPATCH_STEPS), after }
+                    }
+                    _ => Trap { who: Party::Replica(self.an_owner().await), step: self.a_verb(), after },
+                };
+                world.set_trap(Some(trap));
                 tokio::time::sleep(lasts).await;
                 world.set_trap(None);
-                let when = if after { "after" } else { "before" };
-                (format!("{} {when} {verb}", name(replica)), vec![])
+                (format!("{trap:?}"), vec![])
             }
             Kind::RestartReplica => {
                 let number = self.an_owner().await;
@@ -344,12 +343,21 @@ impl Nemesis {
                 (format!("n{number}"), vec![])
             }
             Kind::JumpClock => {
-                let number = self.a_replica();
-                let by = SignedDuration::from_secs(*self.dice.pick(&[-90, -30, 30, 90]));
-                self.operator.clocks[number].jump_wall(by);
+                let by = SignedDuration::from_secs(*self.dice.pick(&[-3_600, -90, -30, 30, 90, 3_600]));
+                let (clock, whose) = match self.dice.chance(70.0) {
+                    true => {
+                        let number = self.a_replica();
+                        (self.operator.clocks[number].clone(), name(number).to_owned())
+                    }
+                    false => {
+                        let number = self.an_agent();
+                        (world.machines[number].clock.clone(), format!("n{number}"))
+                    }
+                };
+                clock.jump_wall(by);
                 tokio::time::sleep(lasts).await;
-                self.operator.clocks[number].jump_wall(-by);
-                (name(number).into(), vec![])
+                clock.jump_wall(-by);
+                (whose, vec![])
             }
             Kind::StepStoreClock => {
                 // Forward, leases end early; back, they end late.
@@ -393,7 +401,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::PauseReplica => "pause replica",
         Kind::FreezeAtVerb => "freeze at a boundary",
         Kind::KillReplica => "kill replica",
-        Kind::KillAtVerb => "kill at a boundary",
+        Kind::KillAtStep => "kill at a boundary",
         Kind::RestartReplica => "restart replica",
         Kind::SlowStore => "slow store",
         Kind::ForgetfulStore => "lost answers",

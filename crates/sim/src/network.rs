@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::dice::Dice;
+use crate::store::PATIENCE;
 
 /// Slowest round trip of a healthy database, and of a healthy network to an agent.
 const LATENCY: Duration = Duration::from_millis(3);
+/// What a message takes at least.
+pub const QUICK: Duration = Duration::from_millis(1);
 
 /// Which way nothing gets through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,11 +53,17 @@ pub struct Fate {
     pub fault: Option<&'static str>,
 }
 
+impl Fate {
+    /// Whether there will be an answer while somebody waits for it.
+    pub fn is_in_time(&self) -> bool {
+        !self.lost_there && !self.lost_back && self.there + self.back < PATIENCE
+    }
+}
+
 impl Network {
     pub fn fate_of_call(&self, replica: usize, dice: &Dice) -> Fate {
         let cut = self.store_cuts.get(&replica).copied().unwrap_or_default();
-        let quick = Duration::from_millis(1);
-        let slow = |dice: &Dice| self.store_slow.map_or(quick, |most| dice.between(quick, most));
+        let slow = |dice: &Dice| self.store_slow.map_or(QUICK, |most| dice.between(QUICK, most));
         let (there, back) = (slow(dice), slow(dice));
         let forgotten = self.store_forgets > 0.0 && dice.chance(self.store_forgets);
         // Either way the caller does not know; half of what is lost never arrived.
@@ -85,10 +94,9 @@ impl Network {
         if self.lossy > 0.0 && dice.chance(self.lossy) {
             return (vec![], Some("message lost"));
         }
-        let quick = Duration::from_millis(1);
         let delay = |dice: &Dice| match self.shuffling {
-            Some(most) => dice.spread(quick, most),
-            None => dice.between(quick, LATENCY),
+            Some(most) => dice.spread(QUICK, most),
+            None => dice.between(QUICK, LATENCY),
         };
         let mut copies = vec![delay(dice)];
         let doubled = self.doubling > 0.0 && dice.chance(self.doubling);

@@ -11,7 +11,7 @@ use crate::dice::Dice;
 use crate::replica::{Replica, name};
 use crate::run::Plant;
 use crate::time::SimClock;
-use crate::world::World;
+use crate::world::{Party, World};
 
 /// Starts, kills and restarts processes.
 pub struct Operator {
@@ -57,11 +57,19 @@ impl Operator {
     }
 
     /// Those who stepped into a trap are dead already; their slots are cleared here, and filled again.
-    pub async fn bury(self: Arc<Self>, mut fallen: mpsc::UnboundedReceiver<usize>) {
-        while let Some(number) = fallen.recv().await {
-            self.world.tell(|| format!("{} has died at a boundary", name(number)));
+    pub async fn bury(self: Arc<Self>, mut fallen: mpsc::UnboundedReceiver<Party>) {
+        while let Some(who) = fallen.recv().await {
             let back = self.dice.spread(Duration::from_secs(1), Duration::from_secs(90));
-            self.kill_replica(number, back);
+            match who {
+                Party::Replica(number) => {
+                    self.world.tell(|| format!("{} has died at a boundary", name(number)));
+                    self.kill_replica(number, back);
+                }
+                Party::Agent(number) => {
+                    self.world.tell(|| format!("n{number} has died at a boundary"));
+                    self.kill_agent(number, back, self.dice.chance(30.0));
+                }
+            }
         }
     }
 

@@ -23,7 +23,7 @@ pub const LEASE: Duration = Duration::from_secs(15);
 /// How long a node may be silent; as in production.
 pub const SILENCE: Duration = Duration::from_secs(90);
 /// Between two looks at the database: longer than in production, because a virtual hour has to cost little.
-const TICK: Duration = Duration::from_secs(4);
+const TICK: Duration = Duration::from_secs(5);
 
 const NAMES: [&str; 8] = ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7"];
 

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use crate::dice::Dice;
 use crate::nemesis::Nemesis;
 use crate::operator::Operator;
+use crate::panics;
 use crate::record;
 use crate::trace::Met;
 use crate::workload::Workload;
@@ -57,13 +58,17 @@ pub struct Seen {
     pub history: History,
     pub story: Vec<(Duration, String)>,
     pub matrix: BTreeMap<Met, u64>,
+    pub strikes: BTreeMap<&'static str, u64>,
+    /// Virtual time from beginning to end.
+    pub lived: Duration,
     pub counts: checker::Counts,
     pub gaps: Vec<checker::Gap>,
 }
 
 /// An hour: faults for the most of it, and then time for everything to come to its end.
-const RAGE: Duration = Duration::from_secs(42 * 60);
-const WORK: Duration = Duration::from_secs(44 * 60);
+const RAGE: Duration = Duration::from_secs(48 * 60);
+const WORK: Duration = Duration::from_secs(50 * 60);
+const HOUR: Duration = Duration::from_secs(3600);
 /// Most worlds have come to their end after an hour. Long chains of long tasks with many retries take longer.
 const LATEST: Duration = Duration::from_secs(4 * 3600);
 /// Looks whether everything has ended.
@@ -72,6 +77,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(10);
 
 pub fn run_seed(options: Options) -> Seen {
+    panics::begin();
     let runtime = Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
@@ -82,6 +88,7 @@ pub fn run_seed(options: Options) -> Seen {
         Ok(seen) => seen,
         Err(panic) => {
             eprintln!("seed {} panicked: replay it with cargo xtask sim --seed {0}", options.seed);
+            panics::since_begun().iter().for_each(|what| eprintln!("  {what}"));
             std::panic::resume_unwind(panic)
         }
     }
@@ -113,13 +120,18 @@ async fn live(options: Options) -> Seen {
     while world.time.elapsed() < LATEST && unfinished(&world) {
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    tokio::time::sleep(SETTLE).await;
+    tokio::time::sleep(SETTLE.max(HOUR.saturating_sub(world.time.elapsed()))).await;
     world.end_silence();
     let schedule = workload.schedule(WORK);
     let history = record::history(&world, &workload, schedule, size.shards).await;
     let verdict = checker::check(&history);
     let mut violations = verdict.violations;
     violations.extend(fenced_overlaps(&history, &workload));
+    violations.extend(panics::since_begun().into_iter().map(|what| Violation {
+        promise: Promise::Story,
+        run: None,
+        what: format!("something panicked: {what}"),
+    }));
     for number in 0..size.replicas {
         if let Some(replica) = world.replica(number) {
             replica.kill();
@@ -141,6 +153,8 @@ async fn live(options: Options) -> Seen {
         history,
         story: trace.story.take().unwrap_or_default(),
         matrix: std::mem::take(&mut trace.matrix),
+        strikes: std::mem::take(&mut trace.strikes),
+        lived: world.time.elapsed(),
         counts: verdict.counts,
         gaps: verdict.gaps,
     }

@@ -75,24 +75,25 @@ impl SimClock {
         self.state.lock().expect("no panic while holding a clock")
     }
 
-    fn elapsed(&self) -> SignedDuration {
+    /// Since genesis by this clock, and how far its two faces are off.
+    fn read(&self) -> (SignedDuration, SignedDuration, SignedDuration) {
         let state = self.state();
         let elapsed = state.frozen.unwrap_or_else(|| self.time.elapsed());
-        let nanos = elapsed.as_nanos() as i128;
-        let drifted = nanos + nanos * i128::from(state.drift) / 1_000_000;
-        SignedDuration::from_nanos(drifted as i64)
+        let nanos = elapsed.as_nanos() as i64;
+        let drifted = nanos + nanos / 1_000_000 * state.drift;
+        (SignedDuration::from_nanos(drifted), state.wall, state.boot)
     }
 }
 
 impl Clock for SimClock {
     fn now(&self) -> Timestamp {
-        let elapsed = self.elapsed();
-        GENESIS + elapsed + self.state().wall
+        let (elapsed, wall, _) = self.read();
+        GENESIS + elapsed + wall
     }
 
     fn boottime(&self) -> BootTime {
-        let since = self.elapsed() + self.state().boot;
-        BootTime::since_boot(Duration::try_from(since).unwrap_or_default())
+        let (elapsed, _, boot) = self.read();
+        BootTime::since_boot(Duration::try_from(elapsed + boot).unwrap_or_default())
     }
 
     fn suspended(&self) -> Duration {

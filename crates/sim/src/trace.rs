@@ -14,6 +14,8 @@ pub struct Trace {
     /// Only kept for those who want to read it.
     pub story: Option<Vec<(Duration, String)>>,
     pub matrix: BTreeMap<Met, u64>,
+    /// How often each fault was brought about.
+    pub strikes: BTreeMap<&'static str, u64>,
 }
 
 impl Trace {
@@ -40,6 +42,10 @@ impl Trace {
 
     pub fn met(&mut self, fault: &'static str, boundary: &'static str) {
         *self.matrix.entry((fault, boundary)).or_default() += 1;
+    }
+
+    pub fn struck(&mut self, fault: &'static str) {
+        *self.strikes.entry(fault).or_default() += 1;
     }
 
     pub fn hash(&self) -> u64 {

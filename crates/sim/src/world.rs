@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::agent::SimAgent;
 use crate::dice::Dice;
+use crate::gate::Gate;
 use crate::machine::Machine;
 use crate::network::Network;
 use crate::replica::Replica;
@@ -37,14 +38,21 @@ pub struct World {
     trap: Mutex<Option<Trap>>,
     stall: Mutex<Option<Stall>>,
     /// Who has stepped into a trap.
-    pub fallen: mpsc::UnboundedSender<usize>,
+    fallen: mpsc::UnboundedSender<Party>,
 }
 
-/// A replica dies at its next call of this verb, just before it is sent or just after it was done.
+/// A process of this world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Party {
+    Replica(usize),
+    Agent(usize),
+}
+
+/// Somebody dies at its next step of this kind, just before it is taken or just after it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trap {
-    pub replica: usize,
-    pub verb: &'static str,
+    pub who: Party,
+    pub step: &'static str,
     pub after: bool,
 }
 
@@ -73,7 +81,7 @@ impl World {
         size: Size,
         flaw: Option<Flaw>,
         telling: bool,
-        fallen: mpsc::UnboundedSender<usize>,
+        fallen: mpsc::UnboundedSender<Party>,
     ) -> Arc<Self> {
         let time = TrueTime::begin();
         let store_clock = SimClock::new(time, SignedDuration::ZERO, 0);
@@ -158,14 +166,25 @@ impl World {
         *self.trap.lock().expect("no panic while holding the trap") = trap;
     }
 
-    /// Whether this call is the one that somebody dies of; the trap is spent.
-    pub fn steps_into_trap(&self, replica: usize, verb: &'static str, after: bool) -> bool {
+    /// Whether this step is the one that somebody dies of; the trap is spent. What is left of it then is for the caller to
+    /// stop.
+    pub fn dies(&self, gate: &Gate, who: Party, step: &'static str, after: bool) -> bool {
         let mut trap = self.trap.lock().expect("no panic while holding the trap");
-        let hit = *trap == Some(Trap { replica, verb, after });
+        let hit = *trap == Some(Trap { who, step, after });
         if hit {
             *trap = None;
+            self.trace().met(if after { "crash after" } else { "crash before" }, step);
+            gate.kill();
+            let _ = self.fallen.send(who); // nobody restarts anything at the end of the world
         }
         hit
+    }
+
+    /// A step at which somebody may die: then nothing comes after it.
+    pub async fn step(&self, gate: &Gate, who: Party, step: &'static str, after: bool) {
+        if self.dies(gate, who, step, after) {
+            std::future::pending().await
+        }
     }
 
     pub fn set_stall(&self, stall: Option<Stall>) {

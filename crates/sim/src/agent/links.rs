@@ -8,7 +8,7 @@ use tenure_model::{Ack, Report, Resources};
 use tenure_store::{IntentStore, NodeRegistration};
 
 use super::SimAgent;
-use crate::network::Cut;
+use crate::network::{Cut, QUICK};
 use crate::replica::Replica;
 use crate::world::World;
 
@@ -16,7 +16,6 @@ const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
 const SILENT_FOR: Duration = Duration::from_secs(12);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
-const QUICK: Duration = Duration::from_millis(1);
 /// So many tasks fit on a node.
 const CAPACITY: u64 = 50;
 
@@ -91,7 +90,6 @@ impl SimAgent {
         loop {
             self.gate.pass().await;
             let sent = self.machine.clock.boottime();
-            tokio::time::sleep(QUICK).await;
             let cut = self.world.network().cut_between(self.machine.number, number);
             let heard = !cut.there && replica.gate.is_up();
             if heard && !replica.fleet.hear(&self.machine.node, link) {

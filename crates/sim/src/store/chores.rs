@@ -58,7 +58,7 @@ impl ChoreStore for RemoteStore {
         self.world.store.tell_signals(guard, at, entries, open).await
     }
     async fn open_signals(&self) -> Result<Option<String>, StoreError> {
-        remote!(self, "open_signals", |store| => store.open_signals())
+        remote!(self, look "open_signals", |store| => store.open_signals())
     }
     async fn delete_old_members(
         &self,

@@ -15,13 +15,13 @@ use super::{RemoteStore, remote};
 #[async_trait]
 impl Views for RemoteStore {
     async fn ping(&self) -> Result<(), StoreError> {
-        remote!(self, "ping", |store| => store.ping())
+        remote!(self, look "ping", |store| => store.ping())
     }
     async fn occupancy(&self) -> Result<Vec<Occupancy>, StoreError> {
-        remote!(self, "occupancy", |store| => store.occupancy())
+        remote!(self, look "occupancy", |store| => store.occupancy())
     }
     async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
-        remote!(self, "waiting", |store| => store.waiting())
+        remote!(self, look "waiting", |store| => store.waiting())
     }
     async fn list_dags(&self, query: &DagQuery) -> Result<Page<DagView>, StoreError> {
         self.world.store.list_dags(query).await
