@@ -256,11 +256,18 @@ impl Protocol {
 
     pub(super) fn look_around(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
-        let due = |seat: &Seat| !seat.look.in_flight && seat.look.at.is_some_and(|at| at <= now.boot);
-        let looks: Vec<Scope> =
-            share.preferred.iter().filter(|scope| self.seats.get(*scope).is_some_and(due)).cloned().collect();
-        let many = looks.len() > FEW_LOOKS;
+        let due_by = |seat: &Seat, by| !seat.look.in_flight && seat.look.at.is_some_and(|at| at <= by);
+        let due = |seat: &Seat| due_by(seat, now.boot);
         let list_due = share.list_at.is_some_and(|at| at <= now.boot);
+        // Leases are renewed at moments of their own, and so they would be looked at one by one: thousands of scopes are
+        // listed together instead, some of them a little early.
+        let soon = now.boot + self.rules.renew_every();
+        let seats = || share.preferred.iter().filter_map(|scope| Some((scope, self.seats.get(scope)?)));
+        let at_hand = seats().filter(|(_, seat)| due_by(seat, soon)).count();
+        let many = at_hand > FEW_LOOKS && (list_due || seats().any(|(_, seat)| due(seat)));
+        let by = if many { soon } else { now.boot };
+        let looks: Vec<Scope> =
+            seats().filter(|(_, seat)| due_by(seat, by)).map(|(scope, _)| scope.clone()).collect();
         if !share.list_in_flight && (list_due || many) {
             share.list_in_flight = true;
             share.list_at = None;

@@ -432,3 +432,44 @@ fn a_crash_hint_outlives_the_look_that_shows_a_renewal_from_before_it() {
     desk.listed(Some(theirs(3)));
     assert_eq!(requested(&desk.after(Duration::from_secs(1), Event::Tick)), None);
 }
+
+#[test]
+fn leases_that_are_renewed_at_moments_of_their_own_are_listed_together() {
+    let scopes: Vec<Scope> =
+        (0..60).map(|number| Scope::new(format!("scheduler/shard-{number:02}"))).collect();
+    let mut desk = Desk::new();
+    let campaign = Campaign {
+        component: "scheduler".into(),
+        scopes: scopes.clone(),
+        note: String::new(),
+        sole_instance: false,
+    };
+    desk.step(Event::Stand(CAMPAIGN, campaign));
+    // All of them somebody else's, each with a little less left than the one before.
+    let leases = |version: u64| {
+        let lease = |(number, scope): (u32, &Scope)| LeaseRecord {
+            scope: scope.clone(),
+            remaining: DURATION - DURATION / 180 * number,
+            ..theirs(version)
+        };
+        (0..).zip(&scopes).map(lease).collect::<Vec<_>>()
+    };
+    let (mut lists, mut looks) = (0, 0);
+    let listing = Listing { members: vec![], leases: Some(leases(1)) };
+    desk.step(Event::Listed { campaign: CAMPAIGN, outcome: Ok(listing) });
+    for version in 2..200 {
+        for effect in desk.after(DURATION / 60, Event::Tick) {
+            match effect {
+                Effect::List { leases_under, .. } => {
+                    lists += usize::from(leases_under.is_some());
+                    let listing = Listing { members: vec![], leases: leases_under.map(|_| leases(version)) };
+                    desk.step(Event::Listed { campaign: CAMPAIGN, outcome: Ok(listing) });
+                }
+                Effect::Look(_) => looks += 1,
+                _ => {}
+            }
+        }
+    }
+    assert_eq!(looks, 0, "beside {lists} listings");
+    assert!((3..=20).contains(&lists), "three durations and a bit: {lists} listings");
+}
