@@ -93,6 +93,9 @@ impl ShardOwner {
         let items = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
         let more = items.len() as u32 == ATTENTION_BATCH;
         let mut limits_changed = self.links_changed();
+        if limits_changed {
+            self.watch.links_changed();
+        }
         for item in items {
             builder.pass.attended.push(item.seq);
             match item.what {

@@ -26,18 +26,26 @@ pub(crate) struct NodeWatch {
     last_look: BootTime,
     /// The link on which each node was last met.
     met: BTreeMap<NodeId, Met>,
+    /// Somebody may have come, or has still to answer: without that a look costs nothing, however many nodes there are.
+    meeting_due: bool,
     /// When this replica, or another one, last heard of each node that runs something: also of one whose link is gone.
     heard: BTreeMap<NodeId, BootTime>,
 }
 
 impl NodeWatch {
     pub fn since(now: BootTime) -> Self {
-        Self { since: now, last_look: now, met: BTreeMap::new(), heard: BTreeMap::new() }
+        let (met, heard) = (BTreeMap::new(), BTreeMap::new());
+        Self { since: now, last_look: now, met, meeting_due: true, heard }
     }
 
     /// Since when this owner has been watching without a break.
     pub fn watching_since(&self) -> BootTime {
         self.since
+    }
+
+    /// Links have changed.
+    pub fn links_changed(&mut self) {
+        self.meeting_due = true;
     }
 
     /// This owner has had a link to the node.
@@ -80,6 +88,9 @@ impl ShardOwner {
     /// may have died, or its connection; delivering twice is harmless. And it is asked what it holds: the answer comes
     /// by mail.
     pub fn meet_nodes(&mut self) {
+        if !std::mem::take(&mut self.watch.meeting_due) {
+            return;
+        }
         let executor = Arc::clone(self.deps.dispatch.executor());
         for node in executor.linked() {
             let Some(link) = executor.link(&node) else { continue };
@@ -115,6 +126,7 @@ impl ShardOwner {
         let Some(held) = held else {
             if let Some(met) = self.watch.met.get_mut(&node) {
                 met.asked = false; // until the next look
+                self.watch.meeting_due = true;
             }
             return Ok(());
         };
