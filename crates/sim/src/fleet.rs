@@ -15,6 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::agent::SimAgent;
 use crate::gate::Gate;
+use crate::machine::number_of;
 use crate::replica::name;
 use crate::store::RemoteStore;
 use crate::time::SimClock;
@@ -126,8 +127,7 @@ impl SimFleet {
     }
 
     fn agent_of(&self, node: &NodeId) -> Option<Arc<SimAgent>> {
-        let number = self.world.machines.iter().position(|machine| machine.node == *node)?;
-        self.world.agent(number)
+        self.world.agent(number_of(node)?)
     }
 
     /// Brings something to the agent, as many times as the network likes.

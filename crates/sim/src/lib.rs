@@ -26,6 +26,7 @@ mod panics;
 mod record;
 mod replica;
 mod run;
+mod scale;
 mod silence;
 mod store;
 mod time;
@@ -35,3 +36,4 @@ mod world;
 
 pub use campaign::{Campaign, Report, replay, run_campaign};
 pub use run::{Options, PLANTS, Plant, Seen, run_seed};
+pub use scale::{Measured, Scale, run_scale, write_plots};

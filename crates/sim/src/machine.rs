@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_agent_life::{Admission, Contact, EpochMemory, Highest};
 use tenure_clock::{BootTime, Clock};
-use tenure_judge::history::{Effect, End, RunName, Start};
+use tenure_judge::history::{End, RunName, Start};
 use tenure_model::{Assignment, AttemptId, FailReason, NodeId, OnDisconnect, Outcome, Program};
 use tokio_util::sync::CancellationToken;
 
@@ -58,6 +58,11 @@ pub struct Process {
     pub stop: CancellationToken,
     kill: CancellationToken,
     pub ended: CancellationToken,
+}
+
+/// The machine that a node's name stands for.
+pub fn number_of(node: &NodeId) -> Option<usize> {
+    node.as_str().strip_prefix('n')?.parse().ok()
 }
 
 impl EpochMemory for Disk {
@@ -112,15 +117,7 @@ impl Machine {
         let at = self.time.now();
         let run = RunName::new(assignment.dag.as_str(), assignment.run_id.as_str());
         let start = Start { at, run, task: assignment.task.to_string() };
-        let mut effects = world.effects();
-        let effect = effects.entry(attempt).or_insert_with(|| Effect {
-            attempt: attempt.to_string(),
-            starts: vec![],
-            seen_at: at,
-            end: None,
-        });
-        effect.starts.push(start);
-        drop(effects);
+        world.began(attempt, start);
         world.event(self.node.as_str(), "start", "ok");
         let (machine, world) = (Arc::clone(self), Arc::clone(world));
         tokio::spawn(async move { machine.supervise(&world, &assignment, process).await });
@@ -134,16 +131,12 @@ impl Machine {
             outcome = self.life(world, assignment, &process, work) => Some(outcome),
         };
         let now = self.time.now();
-        if let Some(effect) = world.effects().get_mut(&assignment.attempt) {
-            effect.seen_at = now;
-            effect.end = match &outcome {
-                Some(Outcome::Success) => Some(End { at: now, code: 0 }),
-                Some(Outcome::Failed { reason: FailReason::Exit { code } }) => {
-                    Some(End { at: now, code: *code })
-                }
-                _ => None,
-            };
-        }
+        let end = match &outcome {
+            Some(Outcome::Success) => Some(End { at: now, code: 0 }),
+            Some(Outcome::Failed { reason: FailReason::Exit { code } }) => Some(End { at: now, code: *code }),
+            _ => None,
+        };
+        world.ended(assignment.attempt, now, end);
         if let Some(outcome) = outcome {
             let verdict = Verdict { outcome, ended_at: self.clock.now() };
             if let Some(order) = self.disk().orders.get_mut(&assignment.attempt) {

@@ -1,10 +1,12 @@
 //! `cargo xtask sim` and `cargo xtask soak`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use tenure_sim::{Campaign, PLANTS, replay, run_campaign};
+use tenure_clock::{Clock, SystemClock};
+use tenure_sim::{Campaign, PLANTS, Scale, replay, run_campaign, run_scale, write_plots};
 
 #[derive(Debug, Parser)]
 #[command(name = "sim", about = "The control plane under virtual time and faults")]
@@ -36,6 +38,23 @@ struct Cli {
     /// Show what the components log
     #[arg(long)]
     log: bool,
+    /// One large world instead: 100 replicas, 4,096 shards, 1,000 nodes and 1,000,000 tasks, unless told otherwise
+    #[arg(long)]
+    scale: bool,
+    #[arg(long, requires = "scale", default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..=1_000))]
+    replicas: u16,
+    #[arg(long, requires = "scale", default_value_t = 4_096, value_parser = clap::value_parser!(u16).range(1..))]
+    shards: u16,
+    #[arg(long, requires = "scale", default_value_t = 1_000)]
+    agents: usize,
+    #[arg(long, requires = "scale", default_value_t = 1_000_000)]
+    tasks: usize,
+    /// Write what was measured to a file
+    #[arg(long, requires = "scale", value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write curves over time into a folder
+    #[arg(long, requires = "scale", value_name = "DIR")]
+    plots: Option<PathBuf>,
 }
 
 /// One seed in so many is run twice.
@@ -47,6 +66,13 @@ fn main() -> ExitCode {
         tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).without_time().init();
     }
     let good = match cli.seed {
+        _ if cli.scale => match scale(&cli) {
+            Ok(good) => good,
+            Err(error) => {
+                eprintln!("error: {error}");
+                false
+            }
+        },
         _ if cli.self_test => self_test(cli.seeds),
         Some(seed) => replay(seed, cli.story, None),
         None => {
@@ -65,6 +91,53 @@ fn main() -> ExitCode {
         }
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// True: every run of the large world has ended.
+fn scale(cli: &Cli) -> std::io::Result<bool> {
+    let scale = Scale {
+        replicas: usize::from(cli.replicas),
+        shards: cli.shards,
+        agents: cli.agents,
+        tasks: cli.tasks,
+        seed: cli.seed.unwrap_or(1),
+    };
+    let begun = SystemClock.boottime();
+    let measured = run_scale(scale, |line| println!("{line}"));
+    let took = SystemClock.boottime().saturating_since(begun).as_secs_f64();
+    let [modest, greedy, shards] = [measured.modest, measured.greedy, measured.shards_half_way];
+    println!(
+        "{} runs, {} tasks in {:.0} virtual seconds ({took:.0} real ones); {} started again, {} runs unfinished\n\
+         runs of modest dags took p50 {:.1} s, p99 {:.1} s; of greedy ones p50 {:.1} s, p99 {:.1} s\n\
+         when half of all was done, shards had done p5 {:.2}, p50 {:.2}, p99 {:.2} of what was asked of them",
+        measured.runs,
+        measured.tasks,
+        measured.virtual_seconds,
+        measured.started_again,
+        measured.unfinished,
+        modest.p50,
+        modest.p99,
+        greedy.p50,
+        greedy.p99,
+        shards.p5,
+        shards.p50,
+        shards.p99
+    );
+    let mut asked: Vec<(&&str, &u64)> = measured.steps.iter().collect();
+    asked.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let asked: Vec<String> = asked
+        .into_iter()
+        .take(8)
+        .map(|(step, count)| format!("{step} {:.2}", *count as f64 / measured.tasks.max(1) as f64))
+        .collect();
+    println!("for each task: {}", asked.join(", "));
+    if let Some(file) = &cli.json {
+        std::fs::write(file, serde_json::to_string_pretty(&measured)? + "\n")?;
+    }
+    if let Some(folder) = &cli.plots {
+        write_plots(&measured, folder)?;
+    }
+    Ok(measured.unfinished == 0 && measured.runs > 0)
 }
 
 /// True: every planted bug was found.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use tenure_judge::history::{Aftermath, Fault, Hit};
 use tenure_lease::{Hint, LeaseStore};
+use tenure_model::ShardId;
 
 use crate::boundaries::{AGENT_STEPS, DISPATCH_STEPS, STORE_VERBS};
 use crate::dice::Dice;
@@ -17,6 +18,9 @@ use crate::world::{Party, Stall, Trap, World};
 /// From a fault that stands alone until scheduling goes on: the lease runs out, a candidate's pause, a look at the
 /// database, and the nodes that the new owner meets.
 const GOES_ON_WITHIN: Duration = Duration::from_secs(60);
+/// The same for a fault that deposes nobody, from its end: what was handed out meanwhile may have to wait for its claim's
+/// deadline, and is placed again.
+const SETTLES_WITHIN: Duration = Duration::from_secs(150);
 /// Faults of a calm world keep this distance, so that each can answer for itself.
 const CALM: Duration = Duration::from_secs(100);
 
@@ -169,6 +173,12 @@ impl Nemesis {
             .collect()
     }
 
+    /// All shards: what deposes nobody may still hold everybody up.
+    fn everybody(&self) -> Vec<Hit> {
+        let scopes = (0..self.operator.shards).map(|shard| ShardId(shard).scope());
+        scopes.map(|scope| Hit { scope, epoch: 0, deposed: false }).collect()
+    }
+
     async fn strike(&self, kind: Kind, lasts: Duration) {
         let at = self.world.time.now();
         self.world.event("nemesis", "strike", kind_name(kind));
@@ -177,8 +187,15 @@ impl Nemesis {
         let until = self.world.time.now();
         self.world.look_for_silence();
         self.world.tell(|| format!("nemesis: {} of {target} is over", kind_name(kind)));
-        let hit = if self.calm { hit } else { vec![] };
-        let (name, bound) = (kind_name(kind).to_owned(), GOES_ON_WITHIN);
+        let (hit, bound) = match (self.calm, hit.is_empty()) {
+            (false, _) => (vec![], GOES_ON_WITHIN),
+            (true, false) => (hit, GOES_ON_WITHIN),
+            (true, true) => {
+                let lasted = Duration::try_from(until.duration_since(at)).unwrap_or_default();
+                (self.everybody(), lasted + SETTLES_WITHIN)
+            }
+        };
+        let name = kind_name(kind).to_owned();
         let silenced = vec![];
         self.world.faults().push(Fault {
             name,

@@ -17,7 +17,7 @@ use crate::world::{Party, World};
 pub struct Operator {
     world: Arc<World>,
     dice: Dice,
-    shards: u16,
+    pub shards: u16,
     plant: Option<Plant>,
     pub clocks: Vec<SimClock>,
     lives: Mutex<BTreeMap<usize, u32>>,

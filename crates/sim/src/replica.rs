@@ -1,6 +1,6 @@
 //! One life of a replica: the real elector, scheduler and controller over a store and agents that are far away.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use prometheus_client::registry::Registry;
@@ -25,10 +25,13 @@ pub const SILENCE: Duration = Duration::from_secs(90);
 /// Between two looks at the database: longer than in production, because a virtual hour has to cost little.
 const TICK: Duration = Duration::from_secs(5);
 
-const NAMES: [&str; 8] = ["r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7"];
+/// As many as any world has.
+static NAMES: LazyLock<Vec<String>> =
+    LazyLock::new(|| (0..MOST_REPLICAS).map(|number| format!("r{number}")).collect());
+pub const MOST_REPLICAS: usize = 1_000;
 
 pub fn name(replica: usize) -> &'static str {
-    NAMES[replica]
+    &NAMES[replica]
 }
 
 pub struct Replica {

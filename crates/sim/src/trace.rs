@@ -11,6 +11,8 @@ pub type Met = (&'static str, &'static str);
 pub struct Trace {
     hash: Fnv,
     pub events: u64,
+    /// Of each kind.
+    pub steps: BTreeMap<&'static str, u64>,
     /// Only kept for those who want to read it.
     pub story: Option<Vec<(Duration, String)>>,
     pub matrix: BTreeMap<Met, u64>,
@@ -24,8 +26,9 @@ impl Trace {
     }
 
     /// Something happened at a boundary.
-    pub fn event(&mut self, at: Duration, who: &str, what: &str, how: &str) {
+    pub fn event(&mut self, at: Duration, who: &str, what: &'static str, how: &str) {
         self.events += 1;
+        *self.steps.entry(what).or_default() += 1;
         self.hash.eat(&(at.as_millis() as u64).to_be_bytes());
         for text in [who, what, how] {
             self.hash.eat(text.as_bytes());

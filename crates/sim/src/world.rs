@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use tenure_clock::Entropy;
-use tenure_judge::history::{Effect, Fault};
+use tenure_judge::history::{Effect, End, Fault, Start};
 use tenure_model::AttemptId;
 use tenure_store_memory::{Flaw, MemoryStore};
 use tokio::sync::mpsc;
@@ -17,6 +17,7 @@ use crate::gate::Gate;
 use crate::machine::Machine;
 use crate::network::Network;
 use crate::replica::Replica;
+use crate::scale::Tally;
 use crate::silence::Silence;
 use crate::time::{SimClock, TrueTime};
 use crate::trace::Trace;
@@ -33,6 +34,8 @@ pub struct World {
     replicas: Mutex<Vec<Option<Arc<Replica>>>>,
     agents: Mutex<Vec<Option<Arc<SimAgent>>>>,
     effects: Mutex<BTreeMap<AttemptId, Effect>>,
+    /// Where tasks are counted and not remembered.
+    tally: Option<Mutex<Tally>>,
     faults: Mutex<Vec<Fault>>,
     silence: Mutex<Silence>,
     trap: Mutex<Option<Trap>>,
@@ -72,6 +75,13 @@ pub struct Size {
     pub shards: u16,
 }
 
+impl Size {
+    /// Too large to remember everything that happens in it.
+    pub fn is_large(self) -> bool {
+        self.agents * self.replicas > 100
+    }
+}
+
 /// The most a clock goes wrong in a million parts: a bad quartz.
 const DRIFT: usize = 200;
 
@@ -101,6 +111,7 @@ impl World {
             replicas: Mutex::new(vec![None; size.replicas]),
             agents: Mutex::new(vec![None; size.agents]),
             effects: Mutex::default(),
+            tally: size.is_large().then(Mutex::default),
             faults: Mutex::default(),
             silence: Mutex::new(Silence::new(size.agents)),
             trap: Mutex::default(),
@@ -122,11 +133,38 @@ impl World {
         self.effects.lock().expect("no panic while holding the effects")
     }
 
+    /// Only where tasks are counted.
+    pub fn tally(&self) -> Option<MutexGuard<'_, Tally>> {
+        self.tally.as_ref().map(|tally| tally.lock().expect("no panic while holding the tally"))
+    }
+
+    /// A process has started.
+    pub fn began(&self, attempt: AttemptId, start: Start) {
+        if let Some(mut tally) = self.tally() {
+            tally.started += 1;
+        }
+        let at = start.at;
+        let effect = || Effect { attempt: attempt.to_string(), starts: vec![], seen_at: at, end: None };
+        self.effects().entry(attempt).or_insert_with(effect).starts.push(start);
+    }
+
+    /// It is gone; `end`: by itself.
+    pub fn ended(&self, attempt: AttemptId, now: Timestamp, end: Option<End>) {
+        let mut effects = self.effects();
+        if let Some(mut tally) = self.tally() {
+            if let Some(effect) = effects.remove(&attempt) {
+                tally.ended(&effect, end.is_some_and(|end| end.code == 0), now);
+            }
+        } else if let Some(effect) = effects.get_mut(&attempt) {
+            (effect.seen_at, effect.end) = (now, end);
+        }
+    }
+
     pub fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {
         self.faults.lock().expect("no panic while holding the faults")
     }
 
-    pub fn event(&self, who: &str, what: &str, how: &str) {
+    pub fn event(&self, who: &str, what: &'static str, how: &str) {
         let at = self.time.elapsed();
         let mut trace = self.trace();
         trace.event(at, who, what, how);

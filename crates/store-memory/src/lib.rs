@@ -101,6 +101,17 @@ impl MemoryStore {
         })
     }
 
+    /// Forgets finished runs that ended before, and the whole trail: for worlds too large to be remembered.
+    pub fn forget(&self, before: Timestamp) {
+        self.read(|tables| {
+            let ended = |run: &Run| run.view.ended_at.is_some_and(|ended| ended < before);
+            let old = tables.runs.iter().filter(|(_, run)| run.view.state.is_finished() && ended(run));
+            let old: Vec<RunKey> = old.map(|(key, _)| *key).collect();
+            old.into_iter().for_each(|key| tables.forget_run(key));
+            tables.audit.clear();
+        });
+    }
+
     /// Makes a run unreadable, as a row that another release has written may be.
     pub fn spoil_run(&self, run: RunKey) {
         self.read(|tables| tables.spoiled_runs.insert(run));
