@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN};
+use common::patient::{patient, push, starts, wait_starts, worker_log};
 use common::wait_until;
 use common::worker::Worker;
 use relay::{Relay, Weather};
@@ -26,42 +27,6 @@ fn agent<'a>(cluster: &'a Cluster, server: &str, name: &str) -> Worker<'a> {
     Worker::spawn(cluster, command)
 }
 
-fn push(cluster: &Cluster, replica: &Replica<'_>, dag: &str, text: &str) {
-    let file = cluster.path(&format!("{dag}.yaml"));
-    std::fs::write(&file, text).unwrap();
-    cluster.ok(replica, &["dag", "push", file.to_str().unwrap(), "--unpaused"]);
-}
-
-/// `task try pid` of every start, in the order in which they happened.
-fn starts(cluster: &Cluster) -> Vec<(String, u32, i32)> {
-    let text = std::fs::read_to_string(cluster.path("starts")).unwrap_or_default();
-    let line = |line: &str| {
-        let mut words = line.split(' ');
-        let task = words.next()?.to_owned();
-        Some((task, words.next()?.parse().ok()?, words.next()?.parse().ok()?))
-    };
-    text.lines().filter_map(line).collect()
-}
-
-/// Leaves a line and goes on when there is a file with the name of the task and its try.
-fn patient(cluster: &Cluster) -> String {
-    let folder = cluster.path("");
-    let folder = folder.display();
-    format!(
-        "echo $TENURE_TASK_ID $TENURE_TRY_NUMBER $$ >> {folder}/starts; \
-         while [ ! -e {folder}/$TENURE_TASK_ID-$TENURE_TRY_NUMBER ]; do sleep 0.05; done"
-    )
-}
-
-fn wait_starts(cluster: &Cluster, count: usize, within: Duration) {
-    let all = wait_until("the starts", within, || (starts(cluster).len() >= count).then_some(()));
-    assert!(all.is_some(), "{:?}\n{}", starts(cluster), worker_log(cluster));
-}
-
-fn worker_log(cluster: &Cluster) -> String {
-    std::fs::read_to_string(cluster.path("worker.log")).unwrap_or_default()
-}
-
 fn wait_run(cluster: &Cluster, replica: &Replica<'_>, dag: &str, state: &str) -> Value {
     let ended = wait_until("the run's end", LONG, || {
         let run = cluster.json(replica, &["run", "show", dag, "r"]);
@@ -73,8 +38,11 @@ fn wait_run(cluster: &Cluster, replica: &Replica<'_>, dag: &str, state: &str) ->
     })
 }
 
+/// By task and event.
+type Events = BTreeMap<(String, String), usize>;
+
 /// How often each event happened to each task.
-fn events(cluster: &Cluster, replica: &Replica<'_>, dag: &str) -> BTreeMap<(String, String), usize> {
+fn events(cluster: &Cluster, replica: &Replica<'_>, dag: &str) -> Events {
     let path = format!("/api/tenure/audit?dag_id={dag}&limit=1000");
     let (_, audit) = replica.api().get(&path).unwrap();
     let mut events = BTreeMap::new();
@@ -87,6 +55,34 @@ fn events(cluster: &Cluster, replica: &Replica<'_>, dag: &str) -> BTreeMap<(Stri
     }
     assert!(!events.is_empty(), "{}", cluster.path("").display());
     events
+}
+
+fn count(events: &Events, task: &str, event: &str) -> usize {
+    events.get(&(task.to_owned(), event.to_owned())).copied().unwrap_or(0)
+}
+
+fn wait_heard(cluster: &Cluster, server: &Replica<'_>, name: &str) {
+    let there = wait_until("the node", PATIENCE, || {
+        let node = cluster.cli(server, &["node", "show", name, "--output", "json"]);
+        let node: Value = serde_json::from_slice(&node.stdout).ok()?;
+        (!node["heard_by"].as_array()?.is_empty()).then_some(())
+    });
+    assert!(there.is_some(), "{name} is not there:\n{}\n{}", server.log(), worker_log(cluster));
+}
+
+/// Until this agent keeps nothing of any attempt.
+fn wait_let_go(cluster: &Cluster, name: &str) {
+    let nothing_left = wait_until("the agent to let go", PATIENCE, || {
+        let attempts = std::fs::read_dir(cluster.path(name).join("attempts")).ok()?;
+        (attempts.count() == 0).then_some(())
+    });
+    assert!(nothing_left.is_some(), "{}", worker_log(cluster));
+}
+
+fn lost_tasks(server: &Replica<'_>) -> f64 {
+    let (_, metrics) = server.api().get_text("/metrics").unwrap();
+    let line = metrics.lines().find_map(|line| line.strip_prefix("tenure_agent_lost_tasks_total "));
+    line.expect("it is counted").parse().unwrap()
 }
 
 fn alive(pid: i32) -> bool {
@@ -131,11 +127,10 @@ fn a_control_plane_that_is_away_for_longer_than_the_threshold_reaps_nobody() {
     assert_eq!(starts(&cluster).len(), 2, "{:?}", starts(&cluster));
     let events = events(&cluster, &server, "long");
     for task in ["on", "over"] {
-        let times = |event: &str| events.get(&(task.to_owned(), event.to_owned())).copied().unwrap_or(0);
+        let times = |event: &str| count(&events, task, event);
         assert_eq!((times("claimed"), times("succeeded"), times("failed")), (1, 1, 0), "{events:?}");
     }
-    let (_, metrics) = server.api().get_text("/metrics").unwrap();
-    assert!(metrics.contains("tenure_agent_lost_tasks_total 0"), "{metrics}");
+    assert_eq!(lost_tasks(&server), 0.0);
 }
 
 #[test]
@@ -145,15 +140,7 @@ fn an_agent_that_comes_back_after_its_tasks_were_given_away_is_refused_and_told_
     let server = cluster.server("a", &["--shards", "2", "--heartbeat-threshold", &threshold]);
     let relay = Relay::to(&server.url, Weather::default());
     let _old = agent(&cluster, &relay.url, "old");
-    let connected = |name: &str| {
-        let there = wait_until("the node", PATIENCE, || {
-            let node = cluster.cli(&server, &["node", "show", name, "--output", "json"]);
-            let node: Value = serde_json::from_slice(&node.stdout).ok()?;
-            (!node["heard_by"].as_array()?.is_empty()).then_some(())
-        });
-        assert!(there.is_some(), "{name} is not there:\n{}\n{}", server.log(), worker_log(&cluster));
-    };
-    connected("old");
+    wait_heard(&cluster, &server, "old");
     let script = patient(&cluster);
     // What the second try of `ended` comes to is what counts, whatever the first one has to say.
     let dag = format!(
@@ -168,7 +155,7 @@ fn an_agent_that_comes_back_after_its_tasks_were_given_away_is_refused_and_told_
 
     relay.set(Weather { cut: true, ..Weather::default() });
     let _new = agent(&cluster, &server.url, "new");
-    connected("new");
+    wait_heard(&cluster, &server, "new");
     std::fs::write(cluster.path("ended-1"), "").unwrap();
     wait_starts(&cluster, 4, THRESHOLD + LONG);
     assert!(starts(&cluster)[2..].iter().all(|(_, number, _)| *number == 2), "{:?}", starts(&cluster));
@@ -178,18 +165,13 @@ fn an_agent_that_comes_back_after_its_tasks_were_given_away_is_refused_and_told_
     relay.set(Weather::default());
     let dead = wait_until("the end of what was given away", PATIENCE, || (!alive(killed)).then_some(()));
     assert!(dead.is_some(), "{}\n{}", server.log(), worker_log(&cluster));
-    let nothing_left = wait_until("the old agent to let go", PATIENCE, || {
-        let attempts = std::fs::read_dir(cluster.path("old").join("attempts")).ok()?;
-        (attempts.count() == 0).then_some(())
-    });
-    assert!(nothing_left.is_some(), "{}", worker_log(&cluster));
+    wait_let_go(&cluster, "old");
     for file in ["killed-2", "ended-2"] {
         std::fs::write(cluster.path(file), "").unwrap();
     }
     wait_run(&cluster, &server, "late", "failed");
     let events = events(&cluster, &server, "late");
-    let times =
-        |task: &str, event: &str| events.get(&(task.to_owned(), event.to_owned())).copied().unwrap_or(0);
+    let times = |task: &str, event: &str| count(&events, task, event);
     assert_eq!((times("killed", "claimed"), times("killed", "succeeded")), (2, 1), "{events:?}");
     assert_eq!((times("ended", "claimed"), times("ended", "succeeded")), (2, 0), "{events:?}");
     assert_eq!(starts(&cluster).len(), 4, "{:?}", starts(&cluster));
@@ -224,7 +206,7 @@ fn messages_that_come_late_and_twice_over_links_that_break_start_and_end_every_t
     assert_eq!(started, expected, "each once");
     let events = events(&cluster, &server, "storm");
     for name in &names {
-        let times = |event: &str| events.get(&(name.clone(), event.to_owned())).copied().unwrap_or(0);
+        let times = |event: &str| count(&events, name, event);
         assert_eq!((times("claimed"), times("succeeded"), times("failed")), (1, 1, 0), "{name}: {events:?}");
     }
 }

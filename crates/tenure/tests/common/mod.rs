@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait in real time")]
 
 pub mod cluster;
+pub mod patient;
 pub mod worker;
 
 use std::io::Read;

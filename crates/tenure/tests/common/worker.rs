@@ -44,8 +44,13 @@ impl<'a> Worker<'a> {
         self.child.wait().unwrap();
     }
 
+    /// To the agent alone: its supervisors and tasks get nothing of it.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     pub fn terminate(mut self) {
-        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.signal(Signal::TERM);
         assert_eq!(self.wait_end(), Some(0), "{}", self.log());
     }
 }
