@@ -82,3 +82,68 @@ pub(crate) fn kibibytes(size: u64) -> String {
         _ => format!("{} KiB", size.div_ceil(1024)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a task that was killed for memory says so, and nobody else does. Method: ends as supervisors write them down.
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+
+    const LIMIT: u64 = 24 * 1024 * 1024;
+
+    /// As it lies in the folder of an attempt.
+    fn order(memory_bytes: Option<u64>) -> Order {
+        let group = json!({
+            "path": "group", "outside": "agent", "memory_bytes": memory_bytes, "pids": 20, "required": false,
+        });
+        let assignment = json!({
+            "attempt": "00000000-0000-0000-0000-000000000001", "node": "n", "scope": "scheduler/shard-00", "epoch": 1,
+            "ti": { "run": 1, "task": 0, "map_index": -1 }, "tenant": "default", "dag": "d", "run_id": "r",
+            "task": "t", "try_number": 1, "program": { "type": "process", "argv": ["x"] }, "env": {}, "files": {},
+            "timeout": "5s", "grace": "1s", "secrets": [],
+        });
+        let order = json!({
+            "boot_id": "b", "argv": ["x"], "env": {}, "run_dir": "run", "result_limit": 1_024, "group": group,
+            "assignment": assignment,
+        });
+        serde_json::from_value(order).unwrap()
+    }
+
+    fn of(exit: Exit, memory_bytes: Option<u64>) -> Outcome {
+        let folder = tempfile::tempdir().unwrap();
+        of_exit(exit, &order(memory_bytes), &AttemptFolder::at(folder.path())).outcome
+    }
+
+    /// Of an attempt in whose group the kernel has killed for memory.
+    fn outcome(end: End, cut: Option<Cut>, memory_bytes: Option<u64>) -> Outcome {
+        of(Exit { out_of_memory: true, ..Exit::new(end, cut, Timestamp::UNIX_EPOCH) }, memory_bytes)
+    }
+
+    fn killed() -> End {
+        End::Signal { name: "SIGKILL".into() }
+    }
+
+    #[test]
+    fn a_failure_after_a_kill_for_memory_names_the_limit_however_it_looked() {
+        let out_of_memory = Outcome::Failed { reason: FailReason::OutOfMemory { limit_bytes: LIMIT } };
+        for end in [killed(), End::Code { code: 137 }, End::Code { code: 1 }] {
+            assert_eq!(outcome(end, None, Some(LIMIT)), out_of_memory);
+        }
+    }
+
+    #[test]
+    fn what_succeeded_or_was_cut_off_or_had_no_limit_was_not_killed_for_it() {
+        assert_eq!(outcome(End::Code { code: 0 }, None, Some(LIMIT)), Outcome::Success);
+        assert_eq!(outcome(End::Code { code: SKIP_CODE }, None, Some(LIMIT)), Outcome::Skipped);
+        let failed = |reason| Outcome::Failed { reason };
+        let timed_out = failed(FailReason::TimedOut { after_ms: 5_000 });
+        assert_eq!(outcome(killed(), Some(Cut::TimedOut), Some(LIMIT)), timed_out);
+        assert_eq!(outcome(killed(), Some(Cut::Stopped), Some(LIMIT)), failed(FailReason::Stopped));
+        let by_signal = failed(FailReason::Signal { name: "SIGKILL".into() });
+        assert_eq!(outcome(killed(), None, None), by_signal);
+        let by_somebody = of(Exit::new(killed(), None, Timestamp::UNIX_EPOCH), Some(LIMIT));
+        assert_eq!(by_somebody, by_signal, "not every kill is for memory");
+    }
+}

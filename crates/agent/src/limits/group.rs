@@ -158,3 +158,109 @@ fn for_each(group: &Path, act: &mut dyn FnMut(&Path)) {
     }
     act(group);
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what a task asked for is said to the kernel in its own words, and what the kernel says is understood.
+    //! Method: a plain folder in place of a group, with the files that a kernel would put there. That the kernel
+    //! obeys is for `tests/limits.rs`, on machines that have such groups.
+    use std::collections::HashSet;
+
+    use tempfile::TempDir;
+    use tenure_model::{AttemptId, Resources};
+    use uuid::Uuid;
+
+    use super::super::{CONTROLLERS, Groups};
+    use super::*;
+
+    const MEBI: u64 = 1024 * 1024;
+    const FILES: [&str; 5] = ["memory.max", "memory.oom.group", "memory.swap.max", "cpu.max", "pids.max"];
+
+    /// A group with these files, and the order for it of an agent that can limit what is `available`.
+    fn group(files: &[&str], available: &[&str], resources: &Resources) -> (TempDir, GroupOrder) {
+        let folder = tempfile::tempdir().unwrap();
+        let groups = Groups {
+            home: folder.path().to_owned(),
+            own: folder.path().to_owned(),
+            available: available.iter().map(|controller| (*controller).to_owned()).collect::<HashSet<_>>(),
+            pids: 20,
+            required: false,
+        };
+        let order = groups.order(AttemptId(Uuid::nil()), resources);
+        fs::create_dir(&order.path).unwrap();
+        files.iter().for_each(|file| fs::write(order.path.join(file), "").unwrap());
+        (folder, order)
+    }
+
+    /// What the kernel would have been told, one file after the other.
+    fn told(files: &[&str], available: &[&str], resources: &Resources) -> Vec<String> {
+        let (_folder, order) = group(files, available, resources);
+        Group::at(order.path.clone()).limit(&order).unwrap();
+        let text = |file: &&str| fs::read_to_string(order.path.join(file)).unwrap_or_else(|_| "-".into());
+        FILES.iter().map(text).collect()
+    }
+
+    fn asked(memory: u64, cpu: u64) -> Resources {
+        Resources::default().with(Resources::MEMORY, memory).with(Resources::CPU, cpu)
+    }
+
+    fn says(file: &str, text: &str) -> (TempDir, Group) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(file), text).unwrap();
+        let group = Group::at(folder.path().to_owned());
+        (folder, group)
+    }
+
+    #[test]
+    fn limits_are_written_in_the_words_of_the_kernel() {
+        let all = told(&FILES, &CONTROLLERS, &asked(24 * MEBI * 1_000, 1_500));
+        assert_eq!(all, ["25165824", "1", "0", "150000 100000", "20"]);
+        let least = told(&FILES, &CONTROLLERS, &asked(1, 1));
+        assert_eq!(
+            least,
+            ["1", "1", "0", "1000 100000", "20"],
+            "the kernel takes no shorter quota than 1 ms"
+        );
+    }
+
+    #[test]
+    fn nothing_is_written_that_nobody_asked_for_or_that_cannot_be_limited_here() {
+        assert_eq!(told(&FILES, &CONTROLLERS, &Resources::default()), ["", "", "", "", "20"]);
+        assert_eq!(told(&FILES, &["memory"], &asked(1_000, 1_000)), ["1", "1", "0", "", ""]);
+        let without_swap = told(&["memory.max", "memory.oom.group"], &["memory"], &asked(1_000, 0));
+        assert_eq!(without_swap, ["1", "1", "-", "-", "-"], "a machine without swap has no limit of it");
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_limited_is_refused_by_the_name_of_the_file_and_not_left_behind() {
+        let (_folder, order) = group(&[], &CONTROLLERS, &asked(1_000, 0));
+        fs::remove_dir(&order.path).unwrap();
+        let refused = Group::make(&order).unwrap_err();
+        assert!(refused.to_string().contains("memory.max"), "{refused}");
+        assert!(!order.path.exists());
+    }
+
+    #[test]
+    fn a_kill_for_memory_is_what_the_kernel_counts_as_one() {
+        let ran_out = |text: &str| {
+            let (_folder, group) = says("memory.events", text);
+            group.ran_out_of_memory()
+        };
+        assert!(ran_out("low 0\nhigh 0\nmax 31\noom 1\noom_kill 2\n"));
+        assert!(
+            !ran_out("low 0\nhigh 0\nmax 31\noom 1\noom_kill 0\n"),
+            "it came to its limit, and nobody was killed"
+        );
+        assert!(!ran_out("oom_group_kill 1\n") && !ran_out("") && !ran_out("oom_kill"));
+        let (_folder, group) = says("cgroup.events", "populated 1\n");
+        assert!(!group.ran_out_of_memory(), "where memory is not counted");
+    }
+
+    #[test]
+    fn a_group_is_empty_when_the_kernel_says_that_nobody_is_in_it() {
+        let (_folder, group) = says("cgroup.events", "populated 1\nfrozen 0\n");
+        assert!(!group.is_empty());
+        let (_folder, group) = says("cgroup.events", "populated 0\nfrozen 0\n");
+        assert!(group.is_empty());
+    }
+}
