@@ -14,12 +14,16 @@ use common::patient::{patient, push, starts, wait_starts, worker_log};
 use common::wait_until;
 use common::worker::Worker;
 use relay::{Relay, Weather};
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::Value;
 
 /// Just above the shortest that is allowed.
 const THRESHOLD: Duration = Duration::from_secs(16);
 const LONG: Duration = Duration::from_secs(90);
+/// A link on which nothing is heard counts as one for up to 20 s more, for replicas that have none of their own.
+const HALF_OPEN: Duration = Duration::from_secs(20);
+/// What a loaded machine may add.
+const DELAYS: Duration = Duration::from_secs(10);
 
 fn agent<'a>(cluster: &'a Cluster, server: &str, name: &str) -> Worker<'a> {
     let mut command = cluster.command();
@@ -175,6 +179,56 @@ fn an_agent_that_comes_back_after_its_tasks_were_given_away_is_refused_and_told_
     assert_eq!((times("killed", "claimed"), times("killed", "succeeded")), (2, 1), "{events:?}");
     assert_eq!((times("ended", "claimed"), times("ended", "succeeded")), (2, 0), "{events:?}");
     assert_eq!(starts(&cluster).len(), 4, "{:?}", starts(&cluster));
+}
+
+#[test]
+fn an_agent_that_is_stopped_for_a_while_costs_nothing_and_for_too_long_its_tasks_are_given_up_once() {
+    let cluster = Cluster::new();
+    let threshold = format!("{}s", THRESHOLD.as_secs());
+    let server = cluster.server("a", &["--shards", "2", "--heartbeat-threshold", &threshold]);
+    let old = agent(&cluster, &server.url, "old");
+    wait_heard(&cluster, &server, "old");
+    let script = patient(&cluster);
+    let task = |id: &str| format!("  {id}: {{ bash: '{script}', retries: 1, retry_delay: 0s }}\n");
+    push(&cluster, &server, "nap", &format!("id: nap\ntasks:\n{}{}", task("on"), task("over")));
+    cluster.ok(&server, &["run", "trigger", "nap", "--run-id", "r"]);
+    wait_starts(&cluster, 2, PATIENCE);
+
+    // One goes on, and one ends while its agent hears nothing.
+    old.signal(Signal::STOP);
+    std::thread::sleep(THRESHOLD / 4);
+    std::fs::write(cluster.path("over-1"), "").unwrap();
+    std::thread::sleep(THRESHOLD / 2);
+    old.signal(Signal::CONT);
+    let heard = wait_until("the end that nobody heard", PATIENCE, || {
+        let run = cluster.json(&server, &["task", "show", "nap", "r", "over"]);
+        (run["state"] == "success").then_some(())
+    });
+    assert!(heard.is_some(), "{}\n{}", server.log(), worker_log(&cluster));
+    std::fs::write(cluster.path("on-1"), "").unwrap();
+    wait_run(&cluster, &server, "nap", "success");
+    assert_eq!((starts(&cluster).len(), lost_tasks(&server)), (2, 0.0), "{:?}", starts(&cluster));
+
+    push(&cluster, &server, "sleep", &format!("id: sleep\ntasks:\n{}", task("deep")));
+    cluster.ok(&server, &["run", "trigger", "sleep", "--run-id", "r"]);
+    wait_starts(&cluster, 3, PATIENCE);
+    let pid = starts(&cluster)[2].2;
+    old.signal(Signal::STOP);
+    let _new = agent(&cluster, &server.url, "new");
+    wait_heard(&cluster, &server, "new");
+    wait_starts(&cluster, 4, THRESHOLD + HALF_OPEN + DELAYS);
+    assert_eq!(starts(&cluster)[3].1, 2, "{:?}", starts(&cluster));
+    assert!(alive(pid), "nobody could have told its agent");
+    old.signal(Signal::CONT);
+    let dead = wait_until("the end of what was given away", PATIENCE, || (!alive(pid)).then_some(()));
+    assert!(dead.is_some(), "{}\n{}", server.log(), worker_log(&cluster));
+    wait_let_go(&cluster, "old");
+    std::fs::write(cluster.path("deep-2"), "").unwrap();
+    wait_run(&cluster, &server, "sleep", "success");
+    let events = events(&cluster, &server, "sleep");
+    let times = |event: &str| count(&events, "deep", event);
+    assert_eq!((times("claimed"), times("failed"), times("succeeded")), (2, 1, 1), "{events:?}");
+    assert_eq!((starts(&cluster).len(), lost_tasks(&server)), (4, 1.0), "{:?}", starts(&cluster));
 }
 
 #[test]
