@@ -41,7 +41,7 @@ pub struct Hands {
     stopped: Mutex<Vec<AttemptId>>,
     pub open: Semaphore,
     /// How long it takes to hand one over.
-    slow: Duration,
+    slow: Mutex<Duration>,
     nodes: Mutex<BTreeMap<NodeId, FakeNode>>,
     links: watch::Sender<u64>,
 }
@@ -55,12 +55,12 @@ struct FakeNode {
 }
 
 impl Hands {
-    fn new(assigned: mpsc::UnboundedSender<Assignment>, doors: usize, slow: Duration) -> Self {
+    fn new(assigned: mpsc::UnboundedSender<Assignment>, doors: usize) -> Self {
         Self {
             assigned,
             stopped: Mutex::default(),
             open: Semaphore::new(doors),
-            slow,
+            slow: Mutex::default(),
             nodes: Mutex::default(),
             links: watch::Sender::new(0),
         }
@@ -86,6 +86,11 @@ impl Hands {
         nodes.get_mut(&NodeId::new(node)).unwrap().heard = Some(SystemClock.boottime());
     }
 
+    /// From now on it takes so long to hand one over.
+    pub fn slow_down(&self, time: Duration) {
+        *self.slow.lock().unwrap() = time;
+    }
+
     pub fn stopped(&self, attempt: AttemptId) -> bool {
         self.stopped.lock().unwrap().contains(&attempt)
     }
@@ -98,7 +103,8 @@ impl Executor for Hands {
             return Err(AssignError::NotTaken { node: assignment.node, reason: "not connected".into() });
         }
         self.open.acquire().await.unwrap().forget();
-        tokio::time::sleep(self.slow).await;
+        let slow = *self.slow.lock().unwrap();
+        tokio::time::sleep(slow).await;
         let _ = self.assigned.send(assignment); // nobody plays any more
         Ok(())
     }
@@ -155,8 +161,6 @@ pub struct Options {
     pub name: &'static str,
     pub pool: PoolSize,
     pub doors: usize,
-    /// How long handing one over takes.
-    pub slow: Duration,
     pub config: OwnerConfig,
     /// Takes over from whoever held the shard before, as a restarted process does.
     pub restarted: bool,
@@ -174,7 +178,6 @@ impl Default for Options {
             name: "test",
             pool: PoolSize::PRO,
             doors: Semaphore::MAX_PERMITS,
-            slow: Duration::ZERO,
             config,
             restarted: true,
             deaf: false,
@@ -285,7 +288,7 @@ impl Rig {
         };
         let elector = Elector::start(parts, ElectorConfig::new(holder, Duration::from_secs(10))).unwrap();
         let (assigned, assignments) = mpsc::unbounded_channel();
-        let hands = Arc::new(Hands::new(assigned, options.doors, options.slow));
+        let hands = Arc::new(Hands::new(assigned, options.doors));
         if options.in_reach {
             hands.connect("n", None);
         }
