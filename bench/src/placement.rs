@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tenure_model::{Affinity, NodeId, Preference, QueueName, Resources};
-use tenure_placement::{Cluster, Node, Policy, Request};
+use tenure_placement::{Cluster, History, Node, Policy, Request};
 
 use crate::report::{Figure, Machine, Report};
 
@@ -25,24 +25,32 @@ pub fn measure(samples: usize) -> Result<Report> {
     let goal = Some(1_000.0);
 
     eprintln!("{NODES} nodes, {ATTEMPTS} attempts ({samples} times)");
-    let plain = |_| place_all(cluster(), &shapes(false));
+    let nothing = vec![History::default()];
+    let plain = |_| place_all(cluster(), &shapes(false), &nothing);
     let times = (0..samples).map(plain).collect::<Result<Vec<_>>>()?;
     figures.push(Figure::millis("1,000 nodes, 10,000 attempts placed", &times, goal));
-    let picky = |_| place_all(cluster(), &shapes(true));
+    let picky = |_| place_all(cluster(), &shapes(true), &nothing);
     let times = (0..samples).map(picky).collect::<Result<Vec<_>>>()?;
     figures.push(Figure::millis("the same with preferred labels, spread over zones", &times, goal));
+    let histories = histories();
+    let near = |_| place_all(cluster(), &shapes(false), &histories);
+    let times = (0..samples).map(near).collect::<Result<Vec<_>>>()?;
+    figures.push(Figure::millis("the first again, each after ten tasks on ten nodes", &times, goal));
 
     eprintln!("after {FINISHED} attempts have come and gone");
     let used = after_much_work();
-    let times = (0..samples).map(|_| place_all(used.clone(), &shapes(false))).collect::<Result<Vec<_>>>()?;
+    let again = |_| place_all(used.clone(), &shapes(false), &nothing);
+    let times = (0..samples).map(again).collect::<Result<Vec<_>>>()?;
     figures.push(Figure::millis("the first again, after 1,000,000 attempts have ended", &times, goal));
 
     eprintln!("what nobody can take");
     let mut nodes = cluster();
     let large = Request::new(Resources::default().with(Resources::CPU, 1_000_000_000), BTreeMap::new());
-    let times = (0..ATTEMPTS).map(|_| timed(|| nodes.choose(&large, None))).collect::<Result<Vec<_>>>()?;
+    let choose = |_| timed(|| nodes.choose(&large, &nothing[0]));
+    let times = (0..ATTEMPTS).map(choose).collect::<Result<Vec<_>>>()?;
     figures.push(micros("one request that is too large for every node", &times));
-    let times = (0..samples).map(|_| timed(|| nodes.explain(&large, None))).collect::<Result<Vec<_>>>()?;
+    let explain = |_| timed(|| nodes.explain(&large, &nothing[0]));
+    let times = (0..samples).map(explain).collect::<Result<Vec<_>>>()?;
     figures.push(micros("every reason of 1,000 nodes, explained", &times));
     Ok(Report { family: "placement", machine, figures })
 }
@@ -57,17 +65,29 @@ fn timed<T>(work: impl FnOnce() -> T) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// All attempts, in the order in which dags take turns.
-fn place_all(mut cluster: Cluster, shapes: &[Request]) -> Result<Duration> {
+/// All attempts, in the order in which dags take turns, each with one of the histories.
+fn place_all(mut cluster: Cluster, shapes: &[Request], histories: &[History]) -> Result<Duration> {
     let started = Instant::now();
-    let placed =
-        (0..ATTEMPTS).filter(|attempt| cluster.place(&shapes[attempt % SHAPES], None).is_some()).count();
+    let place = |attempt: &usize| {
+        let history = &histories[attempt % histories.len()];
+        cluster.place(&shapes[attempt % SHAPES], history).is_some()
+    };
+    let placed = (0..ATTEMPTS).filter(place).count();
     let took = started.elapsed();
     ensure!(
         placed == ATTEMPTS,
         "{placed} of {ATTEMPTS} had a place: the cluster is too small for what is measured"
     );
     Ok(took)
+}
+
+/// What tasks need has run on ten nodes, for each of a hundred tasks on others.
+fn histories() -> Vec<History> {
+    let near = |first: usize| {
+        let nodes = (0..10).map(|number| NodeId::from(format!("node-{:04}", (first * 10 + number * 7) % NODES)));
+        nodes.map(|node| (node, 1)).collect()
+    };
+    (0..100).map(|first| History { near: near(first), ..History::default() }).collect()
 }
 
 fn cluster() -> Cluster {

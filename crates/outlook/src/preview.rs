@@ -1,10 +1,12 @@
 //! What would become of a task now: who could take it and what speaks for each, who could not and why, and what would
 //! hold it up besides. Reads, and changes nothing.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
-use tenure_model::{DagId, PoolName, TaskKind, TaskSpec, TenantId};
-use tenure_placement::{Explanation, Policy, Request};
-use tenure_store::{DagView, Store, StoreError};
+use tenure_model::{DagId, NodeId, PoolName, RunId, TaskKind, TaskSpec, TenantId};
+use tenure_placement::{Explanation, History, Policy, Request};
+use tenure_store::{DagView, Paging, Store, StoreError, TiQuery};
 
 use crate::picture::Picture;
 use crate::reasons::runs_are_full;
@@ -28,13 +30,15 @@ pub struct PoolUse {
 }
 
 impl Preview {
-    /// One more attempt of `task` in a new run. `dag`: whose task it is; none has no limits of its own.
+    /// One more attempt of `task` in a new run, or in `run` of its dag. `dag`: whose task it is; none has no limits of its
+    /// own.
     pub async fn read(
         store: &(impl Store + ?Sized),
         policy: Policy,
         tenant: &TenantId,
         dag: Option<&DagView>,
         task: &TaskSpec,
+        run: Option<&RunId>,
     ) -> Result<Self, StoreError> {
         let picture = Picture::read(store).await?;
         let name = dag.map_or_else(|| DagId::new(""), |dag| dag.dag.clone());
@@ -46,7 +50,12 @@ impl Preview {
             }
             held_up_by.extend(activity.first().and_then(|activity| runs_are_full(&dag.spec, activity)));
         }
-        Ok(Self::of(&picture, policy, tenant, &name, task, held_up_by))
+        let near = match run {
+            Some(run) => upstream_on(store, tenant, &name, run, task).await?,
+            None => BTreeMap::new(),
+        };
+        let history = History { near, ..History::default() };
+        Ok(Self::of(&picture, policy, tenant, &name, task, &history, held_up_by))
     }
 
     pub(crate) fn of(
@@ -55,6 +64,7 @@ impl Preview {
         tenant: &TenantId,
         dag: &DagId,
         task: &TaskSpec,
+        history: &History,
         mut held_up_by: Vec<String>,
     ) -> Self {
         let request = Request::of_task(task, tenant, dag);
@@ -65,10 +75,30 @@ impl Preview {
             return Self { request, pool, held_up_by, explanation: Explanation::default() };
         }
         held_up_by.extend(picture.limits(tenant, dag, task).iter().map(ToString::to_string));
-        let explanation = picture.cluster(policy).explain(&request, None);
+        let explanation = picture.cluster(policy).explain(&request, history);
         held_up_by.extend(explanation.refusal().map(|why| why.to_string()));
         Self { request, pool, held_up_by, explanation }
     }
+}
+
+/// Where what a task needs has ended in a run, as its owner counts it.
+async fn upstream_on(
+    store: &(impl Store + ?Sized),
+    tenant: &TenantId,
+    dag: &DagId,
+    run: &RunId,
+    task: &TaskSpec,
+) -> Result<BTreeMap<NodeId, u32>, StoreError> {
+    let mut query = TiQuery::of_run(tenant.clone(), dag.clone(), run.clone());
+    query.paging = Paging { limit: u32::MAX, ..Paging::default() };
+    let mut nodes = BTreeMap::new();
+    for ti in store.list_tis(&query).await?.items {
+        let ended = task.needs.contains(&ti.task_id) && ti.instance.state.is_finished();
+        if let Some(node) = ti.instance.node.filter(|_| ended) {
+            *nodes.entry(node).or_default() += 1;
+        }
+    }
+    Ok(nodes)
 }
 
 #[cfg(test)]
@@ -92,13 +122,14 @@ mod tests {
         }
     }
 
-    /// With one attempt of one cpu bound to the larger of the two nodes that are connected.
+    /// With one attempt of one cpu bound to the larger of the two nodes that are connected, where its need has run too.
     fn preview(policy: Policy, task: &TaskSpec) -> Preview {
         let dag = DagSpec::new("x", vec![asking(1, "etl")]);
         let tenant = TenantId::default_tenant();
         let specs: Specs = [((tenant.clone(), dag.id.clone(), 1), Arc::new(dag.clone()))].into();
         let picture = picture(&[bound(&dag, "a", "big")], &specs);
-        Preview::of(&picture, policy, &tenant, &dag.id, task, vec![])
+        let near = [("big".into(), 1)].into();
+        Preview::of(&picture, policy, &tenant, &dag.id, task, &History { near, ..History::default() }, vec![])
     }
 
     fn places(preview: &Preview) -> Vec<&str> {
@@ -114,6 +145,8 @@ mod tests {
         assert_eq!(places(&pack), ["big", "small"]);
         let cpu = pack.explanation.candidates[0].uses[Resources::CPU];
         assert_eq!((cpu.before, cpu.after, cpu.capacity), (1_000, 2_000, 4_000));
+        let near = spread.explanation.candidates.iter().map(|one| one.parts.locality);
+        assert_eq!(near.collect::<Vec<_>>(), [0, 2_000], "what it needs has run on the other one");
         let rejected: Vec<_> = spread.explanation.rejected.iter().map(|one| one.node.as_str()).collect();
         assert_eq!(rejected, ["silent"]);
     }

@@ -11,7 +11,7 @@ use tenure_model::{NodeId, Resources};
 
 use crate::filter;
 use crate::score::{Facts, MOST_POINTS, Policy, ScoreParts};
-use crate::{Allowance, Node, Rejection, Request};
+use crate::{Allowance, History, Node, Rejection, Request};
 
 /// For how long a failure counts against a node, in minutes. Each minute takes a tenth of it away.
 const FAILURES_COUNT_FOR: i64 = 10;
@@ -88,6 +88,14 @@ pub(crate) struct Prospect {
 pub(crate) struct Crowds {
     at: Vec<u32>,
     least: u32,
+}
+
+/// What an attempt's history says about places.
+#[derive(Debug, Default)]
+pub(crate) struct Traces {
+    failed_on: Option<usize>,
+    /// Points, by place; few.
+    near: Vec<(usize, i64)>,
 }
 
 /// A node and what it is worth.
@@ -199,30 +207,30 @@ impl Cluster {
         self.by_name.get(node).map(|at| self.named(&self.places[*at].reserved))
     }
 
-    /// Filter → score → reserve. `avoid` is the node on which the previous try failed.
-    pub fn place(&mut self, request: &Request, avoid: Option<&NodeId>) -> Option<NodeId> {
-        let node = self.choose(request, avoid)?;
+    /// Filter → score → reserve.
+    pub fn place(&mut self, request: &Request, history: &History) -> Option<NodeId> {
+        let node = self.choose(request, history)?;
         self.reserve(&node, request);
         Some(node)
     }
 
     /// The node that `place` would take.
-    pub fn choose(&mut self, request: &Request, avoid: Option<&NodeId>) -> Option<NodeId> {
+    pub fn choose(&mut self, request: &Request, history: &History) -> Option<NodeId> {
         self.learn(request);
-        let choice = self.best(request, &self.known[request], avoid, Reach::Own)?;
+        let choice = self.best(request, &self.known[request], history, Reach::Own)?;
         self.places[choice.place].id.clone()
     }
 
     /// A node that meets the request's wishes better than the one that `place` would take, and that it would take if
-    /// it had all that is to be had.
-    pub fn better_elsewhere(&mut self, request: &Request, avoid: Option<&NodeId>) -> Option<NodeId> {
-        if request.affinity.is_empty() && avoid.is_none() {
+    /// it had all that is to be had. Being near to what came before is no reason to ask.
+    pub fn better_elsewhere(&mut self, request: &Request, history: &History) -> Option<NodeId> {
+        if request.affinity.is_empty() && history.failed_on.is_none() {
             return None;
         }
         self.learn(request);
         let prospects = &self.known[request];
-        let own = self.best(request, prospects, avoid, Reach::Own)?;
-        let better = self.best(request, prospects, avoid, Reach::More)?;
+        let own = self.best(request, prospects, history, Reach::Own)?;
+        let better = self.best(request, prospects, history, Reach::More)?;
         (better.parts.wishes() > own.parts.wishes()).then(|| self.places[better.place].id.clone())?
     }
 
@@ -237,7 +245,7 @@ impl Cluster {
     }
 
     fn best_of_all(&self, request: &Request, reach: Reach) -> Option<NodeId> {
-        let choice = self.best(request, &self.prospects(request), None, reach)?;
+        let choice = self.best(request, &self.prospects(request), &History::default(), reach)?;
         self.places[choice.place].id.clone()
     }
 
@@ -245,17 +253,17 @@ impl Cluster {
         &self,
         request: &Request,
         prospects: &Prospects,
-        avoid: Option<&NodeId>,
+        history: &History,
         reach: Reach,
     ) -> Option<Choice> {
-        let avoid = avoid.and_then(|node| self.by_name.get(node).copied());
+        let traces = self.traces(history);
         let crowds = self.crowds(request, prospects);
         let mut best: Option<Choice> = None;
         for prospect in &prospects.nodes {
             if !self.places[prospect.place].fits(&prospects.needs, reach) {
                 continue;
             }
-            let choice = self.judge(prospect, &crowds, avoid);
+            let choice = self.judge(prospect, &crowds, &traces);
             if best.is_none_or(|best| self.order(&choice) < self.order(&best)) {
                 best = Some(choice);
             }
@@ -263,14 +271,15 @@ impl Cluster {
         best
     }
 
-    pub(crate) fn judge(&self, prospect: &Prospect, crowds: &Crowds, avoid: Option<usize>) -> Choice {
+    pub(crate) fn judge(&self, prospect: &Prospect, crowds: &Crowds, traces: &Traces) -> Choice {
         let place = &self.places[prospect.place];
         let parts = self.policy.score(&Facts {
             load: place.load,
             preferred: prospect.preferred,
             beyond_least: prospect.value.map(|value| crowds.at[value] - crowds.least),
-            failed_here: avoid == Some(prospect.place),
+            failed_here: traces.failed_on == Some(prospect.place),
             failed_lately: place.failed_lately,
+            locality: traces.near_to(prospect.place),
         });
         Choice { place: prospect.place, parts }
     }
@@ -281,12 +290,19 @@ impl Cluster {
         (Reverse(choice.parts.total()), self.policy.tie(place.load), place.rank, place.id.as_ref())
     }
 
-    pub(crate) fn place_at(&self, at: usize) -> &Place {
-        &self.places[at]
+    /// Nodes that are not there any more count for nothing, and make those that are no nearer.
+    pub(crate) fn traces(&self, history: &History) -> Traces {
+        let place = |node: &NodeId| self.by_name.get(node).copied();
+        let all: i64 = history.near.values().map(|count| i64::from(*count)).sum();
+        let near = history.near.iter().filter_map(|(node, count)| Some((place(node)?, i64::from(*count))));
+        let points = |(place, count)| (place, MOST_POINTS * count / all.max(1));
+        let mut near: Vec<(usize, i64)> = near.map(points).collect();
+        near.sort_unstable();
+        Traces { failed_on: history.failed_on.as_ref().and_then(place), near }
     }
 
-    pub(crate) fn position(&self, node: &NodeId) -> Option<usize> {
-        self.by_name.get(node).copied()
+    pub(crate) fn place_at(&self, at: usize) -> &Place {
+        &self.places[at]
     }
 
     /// Nodes that are registered, by name.
@@ -423,6 +439,13 @@ impl Cluster {
     fn named(&self, row: &[u64]) -> Resources {
         let amounts = self.columns.iter().map(|(name, column)| (name.clone(), amount(row, *column)));
         Resources(amounts.filter(|(_, amount)| *amount > 0).collect())
+    }
+}
+
+impl Traces {
+    /// Points.
+    fn near_to(&self, place: usize) -> i64 {
+        self.near.binary_search_by_key(&place, |(at, _)| *at).map_or(0, |found| self.near[found].1)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::cluster::{Choice, Cluster, Reach};
 use crate::filter::{self, Rejection};
 use crate::reasons::Unplaceable;
 use crate::score::ScoreParts;
-use crate::{Node, Request};
+use crate::{History, Node, Request};
 
 /// Every node is in it once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,19 +53,19 @@ impl Explanation {
 
 impl Cluster {
     /// What `place` would do, and why.
-    pub fn explain(&self, request: &Request, avoid: Option<&NodeId>) -> Explanation {
-        self.explained(request, avoid, Reach::Own)
+    pub fn explain(&self, request: &Request, history: &History) -> Explanation {
+        self.explained(request, history, Reach::Own)
     }
 
     /// Why the request would have to wait even if this scheduler had all that is to be had.
     pub fn refusal(&self, request: &Request) -> Option<Unplaceable> {
-        self.explained(request, None, Reach::More).refusal()
+        self.explained(request, &History::default(), Reach::More).refusal()
     }
 
-    fn explained(&self, request: &Request, avoid: Option<&NodeId>, reach: Reach) -> Explanation {
+    fn explained(&self, request: &Request, history: &History, reach: Reach) -> Explanation {
         let prospects = self.prospects(request);
         let crowds = self.crowds(request, &prospects);
-        let avoid = avoid.and_then(|node| self.position(node));
+        let traces = self.traces(history);
         let (mut choices, mut rejected) = (vec![], vec![]);
         // In the same order as the nodes, without those that are out of the question.
         let mut hopeful = prospects.nodes.iter().peekable();
@@ -73,7 +73,7 @@ impl Cluster {
             let lasting = filter::lasting(node, request);
             let reasons: Vec<Rejection> = lasting.chain(self.busy(at, request, reach)).collect();
             match hopeful.next_if(|prospect| prospect.place == at) {
-                Some(prospect) if reasons.is_empty() => choices.push(self.judge(prospect, &crowds, avoid)),
+                Some(prospect) if reasons.is_empty() => choices.push(self.judge(prospect, &crowds, &traces)),
                 _ => rejected.push(Rejected { node: id.clone(), reasons }),
             }
         }

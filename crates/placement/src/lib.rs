@@ -19,7 +19,7 @@ mod score;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use tenure_model::{Affinity, DagId, QueueName, Resources, Taint, TaskSpec, TenantId, Toleration};
+use tenure_model::{Affinity, DagId, NodeId, QueueName, Resources, Taint, TaskSpec, TenantId, Toleration};
 
 pub use cluster::Cluster;
 pub use explain::{Candidate, Explanation, Rejected, Use};
@@ -62,6 +62,21 @@ impl Request {
             group: task.affinity.spread.is_some().then(|| format!("{tenant}/{dag}")),
             ..Self::new(task.resources.clone(), task.node_selector.clone())
         }
+    }
+}
+
+/// What has happened before an attempt that makes nodes better or worse for it, and for it alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// Where its previous try failed, or was not taken.
+    pub failed_on: Option<NodeId>,
+    /// Where what it needs has run, and how many of those.
+    pub near: BTreeMap<NodeId, u32>,
+}
+
+impl History {
+    pub fn failed_on(node: NodeId) -> Self {
+        Self { failed_on: Some(node), ..Self::default() }
     }
 }
 

@@ -94,7 +94,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{Node, Policy};
+    use crate::{History, Node, Policy};
 
     fn request(cpu: u64, gpu: u64) -> Request {
         let amounts = [("cpu", cpu), ("gpu", gpu)].into_iter().filter(|(_, amount)| *amount > 0);
@@ -183,7 +183,7 @@ mod tests {
             let names = ["a", "b", "c"];
             let mut floor = Floor::new(&[("a", 4, 2), ("b", 3, 0), ("c", 2, 2)]);
             for (number, (node, own, cpu, gpu)) in held.iter().enumerate() {
-                if floor.cluster.explain(&request(*cpu, *gpu), None).candidates.iter().any(|fit| fit.node.as_str() == names[*node]) {
+                if floor.cluster.explain(&request(*cpu, *gpu), &History::default()).candidates.iter().any(|fit| fit.node.as_str() == names[*node]) {
                     floor = floor.with(names[*node], number as u128, *own, *cpu, *gpu);
                 }
             }
@@ -199,7 +199,7 @@ mod tests {
                         after.release(&node, &one.request);
                     }
                 }
-                after.explain(&wanted, None).candidates.iter().any(|candidate| candidate.node == node)
+                after.explain(&wanted, &History::default()).candidates.iter().any(|candidate| candidate.node == node)
             };
             prop_assert!(leave(None));
             for attempt in &attempts {

@@ -22,10 +22,12 @@ pub enum Strategy {
     Pack,
 }
 
-/// Each is twice the one before it, so that of two parts that differ as far as they can the heavier one decides, and
+/// Each is at least twice the one before it, so that of two parts that differ as far as they can the heavier one decides, and
 /// lighter ones cannot outvote it together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Weights {
+    /// What the task needs has run on the node.
+    pub locality: u16,
     /// Attempts that failed on the node lately, whoever's they were.
     pub failed_lately: u16,
     /// How full it is.
@@ -40,7 +42,7 @@ pub struct Weights {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { failed_lately: 5, load: 10, preferred: 20, spread: 40, failed_here: 80 }
+        Self { locality: 2, failed_lately: 5, load: 10, preferred: 20, spread: 40, failed_here: 80 }
     }
 }
 
@@ -54,11 +56,12 @@ pub struct ScoreParts {
     pub failed_here: i64,
     /// Never above zero.
     pub failed_lately: i64,
+    pub locality: i64,
 }
 
 impl ScoreParts {
     pub fn total(&self) -> i64 {
-        self.load + self.wishes() + self.failed_lately
+        self.load + self.wishes() + self.failed_lately + self.locality
     }
 
     /// What the request itself has to say, not how the cluster is.
@@ -81,6 +84,8 @@ pub(crate) struct Facts {
     pub failed_here: bool,
     /// Points.
     pub failed_lately: i64,
+    /// Points.
+    pub locality: i64,
 }
 
 impl Policy {
@@ -92,7 +97,7 @@ impl Policy {
         };
         let spread = facts.beyond_least.map_or(0, |beyond| MOST_POINTS / (1 + i64::from(beyond)));
         let failed_here = if facts.failed_here { -MOST_POINTS } else { 0 };
-        let Weights { failed_lately, load: by_load, preferred, spread: by_spread, failed_here: here } =
+        let Weights { locality, failed_lately, load: by_load, preferred, spread: by_spread, failed_here: here } =
             self.weights;
         ScoreParts {
             load: load * i64::from(by_load),
@@ -100,6 +105,7 @@ impl Policy {
             spread: spread * i64::from(by_spread),
             failed_here: failed_here * i64::from(here),
             failed_lately: -facts.failed_lately * i64::from(failed_lately),
+            locality: facts.locality * i64::from(locality),
         }
     }
 

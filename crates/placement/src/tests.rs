@@ -56,8 +56,14 @@ fn prefers(label: &str, weight: u32) -> Preference {
 
 /// Where so many of them go, one after the other.
 fn places(cluster: &mut Cluster, request: &Request, count: usize) -> String {
-    let place = |_| cluster.place(request, None).map_or("-".into(), |node| node.to_string());
+    let place = |_| cluster.place(request, &History::default()).map_or("-".into(), |node| node.to_string());
     (0..count).map(place).collect::<Vec<String>>().join(" ")
+}
+
+/// Needs that have run there, so many on each.
+fn ran_on(nodes: &[(&str, u32)]) -> History {
+    let near = nodes.iter().map(|(node, count)| (NodeId::new(node), *count)).collect();
+    History { near, ..History::default() }
 }
 
 fn waits_because(cluster: &Cluster, request: &Request, expected: &str) {
@@ -168,8 +174,27 @@ fn a_group_is_spread_over_the_values_of_a_label() {
 fn a_try_avoids_the_node_that_failed_the_one_before_if_it_can() {
     let mut cluster = cluster(&[("a", node("cpu=9")), ("b", node("cpu=2"))]);
     let a = NodeId::new("a");
-    let ones = (0..3).map(|_| cluster.place(&request("cpu=1"), Some(&a)).unwrap().to_string());
+    let ones = (0..3).map(|_| cluster.place(&request("cpu=1"), &History::failed_on(a.clone())).unwrap().to_string());
     assert_eq!(ones.collect::<Vec<_>>(), ["b", "b", "a"]);
+}
+
+#[test]
+fn the_node_where_what_it_needs_has_run_is_taken_before_its_equals_until_it_is_a_fifth_fuller() {
+    let nodes = ["a", "b", "c"].map(|name| (name, node("cpu=10")));
+    let where_to = |policy: Policy, history: &History| {
+        let mut cluster = with_policy(policy, &nodes);
+        let place = |_| cluster.place(&request("cpu=1"), history).unwrap().to_string();
+        (0..6).map(place).collect::<Vec<_>>().join(" ")
+    };
+    let policy = Policy::default();
+    assert_eq!(where_to(policy, &ran_on(&[("b", 1)])), "b b a c b a");
+    assert_eq!(where_to(policy, &ran_on(&[("b", 1), ("c", 2), ("gone", 1)])), "c b a c b a", "in shares");
+    assert_eq!(where_to(policy, &ran_on(&[("gone", 7), ("b", 0)])), "a b c a b c", "near to nobody");
+    let failed = History { failed_on: Some(NodeId::new("b")), ..ran_on(&[("b", 1)]) };
+    assert_eq!(where_to(policy, &failed), "a c a c a c", "having failed there counts for more");
+    let mut indifferent = policy;
+    indifferent.weights.locality = 0;
+    assert_eq!(where_to(indifferent, &ran_on(&[("b", 1)])), "a b c a b c");
 }
 
 #[test]
@@ -179,7 +204,7 @@ fn a_node_that_failed_somebody_lately_comes_after_its_equals_for_ten_minutes() {
     cluster.note_failure(&NodeId::new("a"), then);
     let mut first_after = |minutes: i64| {
         cluster.advance(then + minutes.minutes());
-        cluster.choose(&request("cpu=1"), None).unwrap().to_string()
+        cluster.choose(&request("cpu=1"), &History::default()).unwrap().to_string()
     };
     assert_eq!([0, 9, 10].map(&mut first_after), ["b", "b", "a"]);
     cluster.note_failure(&NodeId::new("b"), then + 20.minutes());
@@ -196,7 +221,7 @@ fn a_node_that_is_gone_gets_nothing_and_its_books_stay_open_until_its_attempts_h
     cluster.keep_only([&b]);
     assert_eq!(places(&mut cluster, &request("cpu=9"), 2), "b -");
     assert_eq!(
-        cluster.explain(&request(""), None).rejected.len(),
+        cluster.explain(&request(""), &History::default()).rejected.len(),
         0,
         "a node that is gone is not talked about"
     );
@@ -222,9 +247,9 @@ fn of_a_shared_node_only_the_own_share_is_used_and_a_better_one_is_named() {
     let prefer = vec![prefers("disk=ssd", 1)];
     let picky = Request { affinity: Affinity { prefer, spread: None }, ..request("cpu=1") };
     let (a, b) = (NodeId::new("a"), NodeId::new("b"));
-    assert_eq!(cluster.better_elsewhere(&picky, None), Some(b.clone()));
-    assert_eq!(cluster.better_elsewhere(&request("cpu=1"), None), None, "who has no wishes asks for nothing");
-    assert_eq!(cluster.better_elsewhere(&request("cpu=1"), Some(&a)), Some(b));
+    assert_eq!(cluster.better_elsewhere(&picky, &History::default()), Some(b.clone()));
+    assert_eq!(cluster.better_elsewhere(&request("cpu=1"), &ran_on(&[("b", 1)])), None, "who has no wishes asks for nothing");
+    assert_eq!(cluster.better_elsewhere(&request("cpu=1"), &History::failed_on(a)), Some(b));
     assert_eq!(places(&mut cluster, &request("cpu=1"), 3), "a a -");
     assert_eq!(cluster.attainable(&request("cpu=1")), Some(NodeId::new("b")));
     assert_eq!(cluster.attainable(&request("cpu=2")), None);
@@ -287,19 +312,21 @@ fn an_explanation_has_the_parts_of_every_score_and_every_reason_of_every_refusal
     cluster.reserve(&NodeId::new("b"), &request("cpu=2"));
     let prefer = vec![prefers("disk=ssd", 3)];
     let wants = Request { affinity: Affinity { prefer, spread: None }, ..request("cpu=2") };
-    let explanation = cluster.explain(&wants, Some(&NodeId::new("a")));
+    let history = History { failed_on: Some(NodeId::new("a")), ..ran_on(&[("a", 3), ("b", 1), ("gone", 4)]) };
+    let explanation = cluster.explain(&wants, &history);
     expect![[r#"
         {
           "candidates": [
             {
               "node": "b",
-              "score": 25000,
+              "score": 25250,
               "parts": {
                 "load": 5000,
                 "preferred": 20000,
                 "spread": 0,
                 "failed_here": 0,
-                "failed_lately": 0
+                "failed_lately": 0,
+                "locality": 250
               },
               "uses": {
                 "cpu": {
@@ -316,13 +343,14 @@ fn an_explanation_has_the_parts_of_every_score_and_every_reason_of_every_refusal
             },
             {
               "node": "a",
-              "score": -70000,
+              "score": -69250,
               "parts": {
                 "load": 10000,
                 "preferred": 0,
                 "spread": 0,
                 "failed_here": -80000,
-                "failed_lately": 0
+                "failed_lately": 0,
+                "locality": 750
               },
               "uses": {
                 "cpu": {

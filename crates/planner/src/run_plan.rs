@@ -220,6 +220,20 @@ impl RunPlan {
         self.failed_on.get(&task.0)
     }
 
+    /// Where what it needs has ended in this run, and how many of those on each node.
+    pub fn upstream_on(&self, task: TaskNo) -> BTreeMap<NodeId, u32> {
+        let mut nodes = BTreeMap::new();
+        let upstream = self.slots[task.index()].spec.map_or(&[][..], |at| self.graph.upstream(at));
+        for up in upstream {
+            let slot = self.slots.get(self.slot_of[*up as usize] as usize);
+            let ended = slot.map(|slot| &slot.ti).filter(|ti| ti.state.is_finished());
+            if let Some(node) = ended.and_then(|ti| ti.node.as_ref()) {
+                *nodes.entry(node.clone()).or_default() += 1;
+            }
+        }
+        nodes
+    }
+
     pub fn weight(&self, task: TaskNo) -> i64 {
         self.slots[task.index()].spec.map_or(0, |at| self.graph.weight(at))
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TenantId, TiKey};
-use tenure_placement::{Allowance, Cluster, Holdup, Node, Policy, Request};
+use tenure_placement::{Allowance, Cluster, History, Holdup, Node, Policy, Request};
 use tenure_store::{Common, NodeRecord, PoolRecord, Quota, Share};
 
 use crate::dags::DagNo;
@@ -66,8 +66,7 @@ pub(crate) struct Wish {
     pub pool: PoolName,
     pub pool_slots: u32,
     pub request: Request,
-    /// Where it has failed before.
-    pub avoid: Option<NodeId>,
+    pub history: History,
     pub max_active_in_run: u32,
     pub max_active_per_dag: Option<u32>,
     pub max_active_per_run: Option<u32>,
@@ -308,12 +307,12 @@ impl Ledger {
         let times = self.asked.get(&ti).map_or(0, |asked| asked.times);
         if self.shared
             && times < MOST_ASKED
-            && let Some(node) = self.cluster.better_elsewhere(&wish.request, wish.avoid.as_ref())
+            && let Some(node) = self.cluster.better_elsewhere(&wish.request, &wish.history)
         {
             self.asked.insert(ti, Asked { node, one: wish.request.resources, times: times + 1 });
             return Err(Limit::BetterNode(ti));
         }
-        match self.cluster.place(&wish.request, wish.avoid.as_ref()) {
+        match self.cluster.place(&wish.request, &wish.history) {
             Some(node) => {
                 self.asked.remove(&ti);
                 self.note(ti, node.clone(), wish);
@@ -431,7 +430,7 @@ impl Ledger {
                 self.room_of_quota(tenant, &self.shapes[shape.0 as usize].resources)
             }
             Limit::Capacity(shape) => {
-                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize], None).is_some())
+                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize], &History::default()).is_some())
             }
         }
     }
@@ -517,6 +516,8 @@ impl Ledger {
         *self.runs.entry(wish.run).or_default() += 1;
         *self.tasks_in_dags.entry((wish.dag, wish.task.clone())).or_default() += 1;
         *self.tasks_in_runs.entry((wish.run, wish.task.clone())).or_default() += 1;
+        // What came before it has mattered until now.
+        let wish = Wish { history: History::default(), ..wish };
         let before = self.held.insert(ti, Held { node, wish });
         assert!(before.is_none(), "{ti:?} occupies twice");
     }

@@ -11,7 +11,7 @@ use tenure_dispatch::{Binding, DispatchPool, RunContext};
 use tenure_lease::{Tenure, with_causes};
 use tenure_model::timetable::Timetable;
 use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskState, TiKey};
-use tenure_placement::{Policy, Request};
+use tenure_placement::{History, Policy, Request};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{
     DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, Quota, RunHeader, RunSnapshot,
@@ -172,7 +172,10 @@ impl ActiveRun {
             pool: spec.pool.clone(),
             pool_slots: spec.pool_slots,
             request: Request::of_task(spec, &self.header.tenant, &self.header.dag),
-            avoid: self.plan.failed_on(task).cloned(),
+            history: History {
+                failed_on: self.plan.failed_on(task).cloned(),
+                near: self.plan.upstream_on(task),
+            },
             max_active_in_run: self.plan.graph().spec().max_active_tasks,
             max_active_per_dag: spec.max_active_per_dag,
             max_active_per_run: spec.max_active_per_run,

@@ -84,6 +84,33 @@ async fn a_try_that_follows_a_failed_one_goes_to_another_node_also_where_shards_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_task_goes_to_the_node_where_what_it_needs_has_run_and_many_go_on_to_others() {
+    let rig = Rig::new().await;
+    let mut owner = owner(&rig, 1).await;
+    for name in ["a", "b", "c"] {
+        node(&rig, &owner, name, &[&format!("name={name}")], |_| ()).await;
+    }
+    let first = |id: &str| TaskSpec { node_selector: [("name".to_owned(), "b".to_owned())].into(), ..exec(id) };
+    rig.register(DagSpec::new("one", vec![first("x"), exec("y").needs(&["x"])])).await;
+    rig.trigger("one", "r").await;
+    assert_eq!(owner.play(Outcome::Success).await.node.as_str(), "b");
+    assert_eq!(owner.play(Outcome::Success).await.node.as_str(), "b", "all three are empty");
+    rig.wait_end("one", "r").await;
+
+    let mut tasks = vec![first("x")];
+    tasks.extend((0..8).map(|number| exec(&format!("y{number}")).needs(&["x"])));
+    rig.register(DagSpec::new("many", tasks)).await;
+    rig.trigger("many", "r").await;
+    owner.play(Outcome::Success).await;
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for node in where_they_go(&mut owner, 8).await.into_values() {
+        *counts.entry(node).or_default() += 1;
+    }
+    let expected = [("a", 2), ("b", 4), ("c", 2)].map(|(node, count)| (node.to_owned(), count));
+    assert_eq!(counts, BTreeMap::from(expected), "each takes a tenth of its node");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn taints_queues_and_preferences_decide_where_tasks_go_also_where_shards_share_the_nodes() {
     for shards in [1, SHARDS] {
         let rig = Rig::with_shards(shards).await;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use tenure_model::{DagId, PoolName, QueueName, Resources, TaskKind, TaskSpec, Toleration};
+use tenure_model::{DagId, PoolName, QueueName, Resources, RunId, TaskKind, TaskSpec, Toleration};
 use tenure_outlook::{Candidate, PoolUse, Preview, Rejection, Request};
 use tenure_store::DagView;
 use utoipa::ToSchema;
@@ -22,6 +22,8 @@ pub struct PreviewBody {
     dag_id: Option<String>,
     /// Goes with `dag_id`.
     task_id: Option<String>,
+    /// A run of the dag: where what the task needs has run there is better for it.
+    run_id: Option<String>,
     /// Instead of the same resources of the task.
     #[schema(value_type = Object)]
     resources: Resources,
@@ -83,8 +85,10 @@ pub async fn preview(
     JsonBody(body): JsonBody<PreviewBody>,
 ) -> ApiResult<Json<PreviewShape>> {
     let dag = dag_of(&state, &body).await?;
+    let run = run_of(&state, dag.as_ref(), &body).await?;
     let task = task_of(dag.as_ref(), body)?;
-    let preview = Preview::read(&*state.store, state.placement, &state.tenant(), dag.as_ref(), &task).await?;
+    let (store, tenant) = (&*state.store, state.tenant());
+    let preview = Preview::read(store, state.placement, &tenant, dag.as_ref(), &task, run.as_ref()).await?;
     let Preview { request, pool, held_up_by, explanation } = preview;
     let needs_node = !matches!(task.kind, TaskKind::Empty);
     let best = explanation.candidates.first().filter(|_| held_up_by.is_empty());
@@ -122,6 +126,14 @@ async fn dag_of(state: &ApiState, body: &PreviewBody) -> ApiResult<Option<DagVie
         }
         (Some(_), None) => Err(ApiError::field("body", "task_id", "a dag_id needs a task_id beside it")),
         (None, Some(_)) => Err(ApiError::field("body", "dag_id", "a task_id needs a dag_id beside it")),
+    }
+}
+
+async fn run_of(state: &ApiState, dag: Option<&DagView>, body: &PreviewBody) -> ApiResult<Option<RunId>> {
+    match (dag, &body.run_id) {
+        (_, None) => Ok(None),
+        (Some(dag), Some(run)) => Ok(Some(state.require_run(dag.dag.as_str(), run).await?.run_id)),
+        (None, Some(_)) => Err(ApiError::field("body", "dag_id", "a run_id needs a dag_id beside it")),
     }
 }
 

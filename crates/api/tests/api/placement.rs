@@ -80,6 +80,29 @@ async fn a_preview_ranks_explains_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn in_a_run_the_node_where_what_it_needs_has_run_comes_first() {
+    let server = Server::start().await;
+    for name in ["n0", "n1"] {
+        let capacity = Resources::default().with(Resources::TASKS, 8_000);
+        let node = NodeRegistration::new(name.into(), capacity, "1");
+        server.store.register_node(&node, server.trigger_by("x").at).await.unwrap();
+    }
+    server.store.record_presence("r1", &["n0".into(), "n1".into()]).await.unwrap();
+    server.register(spec("etl", "a b<a")).await;
+    server.ok("POST", "/api/v2/dags/etl/dagRuns", json!({ "dag_run_id": "r1" })).await;
+    server.drive("etl", "r1", "run=running a=scheduled").await;
+    server.drive("etl", "r1", "a=running").await;
+    server.drive("etl", "r1", "a=success").await;
+    let told = async |run: Value| {
+        let body = json!({ "dag_id": "etl", "task_id": "b", "run_id": run });
+        let told = server.ok("POST", PREVIEW, body).await;
+        (told["node"].clone(), told["candidates"][0]["parts"]["locality"].clone())
+    };
+    assert_eq!(told(Value::Null).await, (json!("n0"), json!(0)), "in a new run nothing has run yet");
+    assert_eq!(told(json!("r1")).await, (json!("n1"), json!(2_000)));
+}
+
+#[tokio::test]
 async fn limits_of_the_dag_and_its_pool_are_told_beside_the_nodes() {
     let server = Server::start().await;
     nodes(&server).await;
@@ -117,6 +140,11 @@ async fn what_cannot_be_asked_about_is_refused_with_its_name() {
     assert_eq!(
         refused(json!({ "dag_id": "etl" })).await,
         "422 body.task_id: a dag_id needs a task_id beside it"
+    );
+    assert_eq!(refused(json!({ "run_id": "r" })).await, "422 body.dag_id: a run_id needs a dag_id beside it");
+    assert_eq!(
+        refused(json!({ "dag_id": "etl", "task_id": "a", "run_id": "r" })).await,
+        "404 The DagRun with dag_id: `etl` and run_id: `r` was not found"
     );
     assert!(refused(json!({ "tolerations": ["a b"] })).await.starts_with("422 body.tolerations: "));
     assert!(refused(json!({ "resources": { "tasks": 5 } })).await.starts_with("422 body.resources: "));

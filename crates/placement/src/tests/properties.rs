@@ -27,7 +27,7 @@ enum Event {
     },
     Place {
         request: Request,
-        avoid: Option<usize>,
+        history: History,
     },
     Release {
         pick: Index,
@@ -85,6 +85,12 @@ fn a_request() -> impl Strategy<Value = Request> {
     )
 }
 
+fn a_history() -> impl Strategy<Value = History> {
+    // One more than there are: nodes go, and what has run on them stays known.
+    let near = prop::collection::btree_map((0..=NODES).prop_map(name), 0..4u32, 0..3);
+    (prop::option::of((0..NODES).prop_map(name)), near).prop_map(|(failed_on, near)| History { failed_on, near })
+}
+
 fn an_event() -> impl Strategy<Value = Event> {
     let node = || 0..NODES;
     prop_oneof![
@@ -92,7 +98,7 @@ fn an_event() -> impl Strategy<Value = Event> {
         1 => node().prop_map(|node| Event::Gone { node }),
         2 => (node(), 0..6u64, 0..4u64).prop_map(|(node, own, more)| Event::Allow { node, own, more }),
         1 => (node(), a_request()).prop_map(|(node, request)| Event::Recover { node, request }),
-        12 => (a_request(), prop::option::of(node())).prop_map(|(request, avoid)| Event::Place { request, avoid }),
+        12 => (a_request(), a_history()).prop_map(|(request, history)| Event::Place { request, history }),
         6 => any::<Index>().prop_map(|pick| Event::Release { pick }),
         1 => (node(), 0..2_000i64).prop_map(|(node, at)| Event::Fail { node, at }),
     ]
@@ -166,10 +172,9 @@ proptest! {
                     cluster.reserve(&name(node), &request);
                     book.held.push((name(node), request));
                 }
-                Event::Place { request, avoid } => {
-                    let avoid = avoid.map(name);
-                    let explanation = cluster.explain(&request, avoid.as_ref());
-                    let placed = cluster.place(&request, avoid.as_ref());
+                Event::Place { request, history } => {
+                    let explanation = cluster.explain(&request, &history);
+                    let placed = cluster.place(&request, &history);
                     let told: Vec<&NodeId> = explanation.candidates.iter().map(|one| &one.node).collect();
                     prop_assert_eq!(placed.as_ref(), told.first().copied(), "what is explained is done");
                     let able: BTreeSet<&NodeId> = book.nodes.iter()

@@ -365,6 +365,24 @@ fn tasks_that_wait_alike_share_what_they_are_until_one_moves() {
 }
 
 #[test]
+fn a_task_knows_where_what_it_needs_has_ended() {
+    let join = TaskSpec { trigger_rule: TriggerRule::AllDone, ..exec("join").needs(&["a", "b", "c", "light"]) };
+    let light = TaskSpec::new("light", TaskKind::Empty);
+    let mut plan = running(DagSpec::new("d", vec![exec("a"), exec("b"), exec("c"), light, join]));
+    plan.plan(at(1));
+    let ended = |plan: &RunPlan| plan.upstream_on(TaskNo(4)).into_iter().collect::<Vec<_>>();
+    assert_eq!((ended(&plan), plan.upstream_on(TaskNo(0)).len()), (vec![], 0));
+    play(&mut plan, 0, Outcome::Success, at(2));
+    play(&mut plan, 1, failed(), at(2));
+    plan.bind(TaskNo(2), attempt(9), NodeId::new("m"), at(2));
+    assert_eq!(ended(&plan), [(NodeId::new("n"), 2)], "one is under way, and one never had a node");
+    plan.claim(TaskNo(2), attempt(9), at(3));
+    plan.end(TaskNo(2), attempt(9), &Outcome::Success, at(3));
+    plan.plan(at(3));
+    assert_eq!(ended(&plan), [(NodeId::new("m"), 1), (NodeId::new("n"), 2)]);
+}
+
+#[test]
 fn a_task_knows_where_its_last_attempt_came_to_nothing_until_it_has_another() {
     let task = TaskSpec { retries: 1, retry_delay: Duration::ZERO, ..exec("a") };
     let mut plan = running(DagSpec::new("d", vec![task]));

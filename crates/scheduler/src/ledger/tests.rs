@@ -37,7 +37,7 @@ fn wish(run: i64, task: u32, cpu: u64) -> Wish {
         pool: PoolName::new("p"),
         pool_slots: 1,
         request: Request::new(Resources::default().with("cpu", cpu * 1_000), BTreeMap::new()),
-        avoid: None,
+        history: History::default(),
         max_active_in_run: 3,
         max_active_per_dag: Some(2),
         max_active_per_run: None,
@@ -93,7 +93,7 @@ fn a_task_that_failed_on_the_only_node_this_shard_has_a_share_of_asks_for_anothe
     ledger.pools.get_mut(&PoolName::new("p")).unwrap().share = Some(9);
     ledger.set_share(&share("a", 2, 0));
     ledger.set_share(&share("b", 0, 4));
-    let again = || Wish { avoid: Some(NodeId::new("a")), ..wish(1, 0, 1) };
+    let again = || Wish { history: History::failed_on("a".into()), ..wish(1, 0, 1) };
     let limit = ledger.take(key(1, 0), again()).unwrap_err();
     assert_eq!(limit, Limit::BetterNode(key(1, 0)));
     assert!(ledger.limits_of(key(1, 0), &again()).contains(&limit), "it is found there again");
@@ -135,10 +135,10 @@ fn a_node_that_was_removed_and_comes_back_is_asked_for_anew() {
     ledger.set_limits(&[], &[], &[node("a", 4)], |_| true);
     ledger.set_share(&share("a", 4, 0));
     let request = || wish(1, 0, 1).request;
-    assert!(ledger.cluster.choose(&request(), None).is_some());
+    assert!(ledger.cluster.choose(&request(), &History::default()).is_some());
     ledger.set_limits(&[], &[], &[], |_| true);
     ledger.set_limits(&[], &[], &[node("a", 4)], |_| true);
-    assert_eq!(ledger.cluster.choose(&request(), None), None, "nothing of it is this shard's");
+    assert_eq!(ledger.cluster.choose(&request(), &History::default()), None, "nothing of it is this shard's");
     assert_eq!(ledger.cluster.attainable(&request()), Some(NodeId::new("a")));
 }
 

@@ -14,6 +14,7 @@ use crate::node_args;
 pub enum PlaceCommand {
     /// Show where a task would go now, and why not elsewhere; nothing happens
     #[command(after_help = "Examples:\n  tenure place preview orders load\n  \
+                            tenure place preview orders load --run latest\n  \
                             tenure place preview orders load --memory 32Gi\n  \
                             tenure place preview --cpu 4 --resource gpu=1 --label zone=b --tolerate gpu --queue big")]
     Preview(PreviewArgs),
@@ -26,6 +27,9 @@ pub struct PreviewArgs {
     dag: Option<String>,
     /// One of its tasks
     task: Option<String>,
+    /// In this run of the dag, or `latest`: nodes where what the task needs has run are better
+    #[arg(long, value_name = "RUN", requires = "dag")]
+    run: Option<String>,
     /// Processors it asks for, like 2 or 500m
     #[arg(long, value_name = "AMOUNT", value_parser = cpu)]
     cpu: Option<u64>,
@@ -61,8 +65,12 @@ fn memory(text: &str) -> Result<u64, String> {
 }
 
 pub fn run(command: PlaceCommand, context: &Context) -> Result<(), Failure> {
-    let PlaceCommand::Preview(args) = command;
-    let answer = context.client()?.post(&Path::new("/api/tenure/placement/preview"), &args.body())?;
+    let PlaceCommand::Preview(mut args) = command;
+    let client = context.client()?;
+    if let (Some(dag), Some(run)) = (&args.dag, &args.run) {
+        args.run = Some(context.run_id(&client, dag, run)?);
+    }
+    let answer = client.post(&Path::new("/api/tenure/placement/preview"), &args.body())?;
     tell(context, &answer, &page(&context.screen, &answer))
 }
 
@@ -75,7 +83,7 @@ impl PreviewArgs {
         let labels: Map<String, Value> =
             self.labels.into_iter().map(|(label, value)| (label, value.into())).collect();
         json!({
-            "dag_id": self.dag, "task_id": self.task, "resources": resources, "labels": labels,
+            "dag_id": self.dag, "task_id": self.task, "run_id": self.run, "resources": resources, "labels": labels,
             "queue": self.queue, "tolerations": self.tolerations, "pool": self.pool, "pool_slots": self.pool_slots,
         })
     }
@@ -208,6 +216,8 @@ mod tests {
         assert_eq!((&free["labels"], &free["tolerations"]), (&json!({ "zone": "b" }), &json!(["gpu=a100"])));
         assert_eq!((&free["queue"], &free["pool"]), (&json!("big"), &json!("etl")));
         assert!(body(&["orders"]).is_err(), "a dag needs a task");
+        assert_eq!(body(&["orders", "load", "--run", "r"]).unwrap()["run_id"], "r");
+        assert!(body(&["--run", "r"]).is_err(), "a run needs a dag");
         assert!(body(&["--cpu", "four"]).unwrap_err().to_string().contains("no amount of cpu"));
     }
 

@@ -101,6 +101,7 @@ impl Desk {
                     spread: self.need("placement_spread", weight),
                     failed_here: self.need("placement_failed_here", weight),
                     failed_lately: self.need("placement_failed_lately", weight),
+                    locality: self.need("placement_locality", weight),
                 },
             },
             preemption: self.need("placement_preemption", on_or_off),

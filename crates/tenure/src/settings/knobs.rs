@@ -315,6 +315,13 @@ pub const KNOBS: &[Knob] = &[
         "How much it counts against a node that any attempt failed there in the last ten minutes",
     ),
     knob(
+        "placement_locality",
+        "WEIGHT",
+        Group::Placement,
+        Default::Same("2"),
+        "How much it counts that what the task needs has run on the node in the same run",
+    ),
+    knob(
         "placement_preemption",
         "on|off",
         Group::Placement,
