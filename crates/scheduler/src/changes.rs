@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde_json::Value;
 use tenure_dispatch::{Binding, Place};
-use tenure_model::{AttemptId, NodeId, RunKey, TaskNo, TiKey};
+use tenure_model::{AttemptId, NodeId, RunKey, RunState, TaskNo, TiKey};
 use tenure_planner::{Changes, RunPlan, RunStep, Step};
 use tenure_store::{AuditEntry, Pass, RunChange, StateChange, TiChange, TryRecord};
 
@@ -34,6 +34,18 @@ impl PassBuilder {
     /// Nothing of the run changes, but what is answered for it holds only if it is still as it was read.
     pub fn touch(&mut self, run: RunKey, revision: i64) {
         self.draft(run, revision);
+    }
+
+    /// Nothing that was decided about the run is written.
+    pub fn forget(&mut self, run: RunKey) {
+        self.runs.remove(&run);
+    }
+
+    /// Nothing of the run changes but its audit trail.
+    pub fn parked(&mut self, run: RunKey, revision: i64, state: RunState, why: String) {
+        let step = RunStep { from: state, to: state, at: self.pass.at, reason: Some(why) };
+        let entry = AuditEntry { event: "parked".into(), ..run_entry(&step) };
+        self.draft(run, revision).change.audit.push(entry);
     }
 
     pub fn add_result(&mut self, run: RunKey, revision: i64, ti: TiKey, value: Value) {

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use prometheus_client::metrics::counter::Counter;
 use tenure_model::timetable::{DueRun, Timetable};
 use tenure_model::{DagId, RunKey, Schedule, TenantId};
 use tenure_store::DagSchedule;
+
+use crate::isolation::{Trap, Work, isolated};
 
 /// A dag's number inside one owner: cheaper to sort by than its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,18 +73,32 @@ impl QueuedRuns {
 #[derive(Debug)]
 pub(crate) struct SchedulePlan {
     pub schedule: DagSchedule,
-    pub timetable: Timetable,
+    /// Absent: it has panicked. The dag's other runs go on.
+    pub timetable: Option<Timetable>,
+    pub trap: Trap,
+    pub panics: Counter,
     pub continuous: bool,
     pub max_active_runs: u32,
 }
 
 impl SchedulePlan {
-    /// The next run the timetable calls for; absent while the dag is paused.
-    pub fn next_due(&self, now: Timestamp) -> Option<DueRun> {
+    /// The next run the timetable calls for; absent while the dag is paused. A timetable that panics is not asked again
+    /// before the dag is read anew.
+    pub fn next_due(&mut self, now: Timestamp) -> Option<DueRun> {
         if self.schedule.paused {
             return None;
         }
-        self.timetable.next(self.schedule.progress, now)
+        let (timetable, schedule) = (self.timetable.as_ref()?, &self.schedule);
+        let due = isolated(|| {
+            (self.trap)(&Work::Tick(schedule));
+            timetable.next(schedule.progress, now)
+        });
+        due.unwrap_or_else(|panic| {
+            tracing::error!(dag = %schedule.dag, panic, "its timetable panicked; it makes no more runs");
+            self.panics.inc();
+            self.timetable = None;
+            None
+        })
     }
 
     pub fn is_continuous(schedule: &Schedule) -> bool {
@@ -170,12 +187,11 @@ impl DagBook {
 
     /// Puts the dag on the agenda for its next tick or its next queued run, whichever comes first.
     pub fn reschedule(&mut self, number: DagNo, now: Timestamp) {
-        let dag = &self.dags[number.0 as usize];
-        let tick = || dag.plan.as_ref().and_then(|plan| plan.next_due(now)).map(|due| due.run_after);
-        let create = if dag.room_to_create(now) > 0 { tick() } else { None };
+        let dag = self.get_mut(number);
+        let room = dag.room_to_create(now) > 0;
+        let due = dag.plan.as_mut().filter(|_| room).and_then(|plan| plan.next_due(now));
         let start = if dag.room_to_start() > 0 { dag.queued.next() } else { None };
-        let next = create.into_iter().chain(start).min();
-        let dag = &mut self.dags[number.0 as usize];
+        let next = due.map(|due| due.run_after).into_iter().chain(start).min();
         if let Some(before) = std::mem::replace(&mut dag.on_agenda, next) {
             self.agenda.remove(&(before, number));
         }

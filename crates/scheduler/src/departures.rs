@@ -13,6 +13,7 @@ use tenure_model::{AttemptId, NodeId, TiKey};
 use tenure_store::{DrainStage, NodeRecord, StoreError};
 
 use crate::changes::PassBuilder;
+use crate::isolation::Step;
 use crate::owner::ShardOwner;
 
 /// A request to stop may be lost with a link; saying it twice is harmless.
@@ -122,10 +123,10 @@ impl ShardOwner {
         builder: &mut PassBuilder,
         now: Timestamp,
     ) {
-        let Some(run) = self.runs.get_mut(&ti.run) else { return };
-        builder.stops.push((node.clone(), attempt));
-        run.plan.withdraw(ti.task, why, now);
-        self.deps.metrics.withdrawn.inc();
-        self.touched.insert(ti.run);
+        if self.with_plan(ti.run, Step::Withdraw, |plan| plan.withdraw(ti.task, why, now)).is_some() {
+            builder.stops.push((node.clone(), attempt));
+            self.deps.metrics.withdrawn.inc();
+            self.touched.insert(ti.run);
+        }
     }
 }

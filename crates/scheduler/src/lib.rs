@@ -4,7 +4,7 @@
 //! transaction, then acknowledges the reports it has used and hands new bindings out. Whatever goes
 //! wrong with a commit, the answer is the same: forget, read again, go on.
 //!
-//! Promises: planning waits for nothing remote; one run that cannot be planned costs that run alone;
+//! Promises: planning waits for nothing remote; one run that makes the code panic costs that run alone;
 //! no limit (pool, run, dag, node) is exceeded; dags of equal priority take turns.
 
 mod changes;
@@ -14,6 +14,7 @@ mod departures;
 mod desk;
 mod drains;
 mod inbox;
+mod isolation;
 mod ledger;
 mod metrics;
 mod office;
@@ -30,6 +31,7 @@ mod watch;
 
 pub use controller::{CONTROLLER_SCOPE, Controller, ControllerMetrics, ControllerParts, Retention};
 pub use desk::ReportDesk;
+pub use isolation::{Step, Trap, Work};
 pub use metrics::SchedulerMetrics;
 pub use owner::OwnerConfig;
 pub use scheduler::{OwnerStatus, Scheduler, SchedulerHandle, SchedulerParts};

@@ -32,6 +32,7 @@ pub struct SchedulerMetrics {
     pub(crate) failed_passes: Counter,
     pub(crate) conflicts: Counter,
     pub(crate) poison_runs: Counter,
+    pub(crate) timetable_panics: Counter,
     pub(crate) loop_panics: Counter,
     pub(crate) task_transitions: Family<StateLabel, Counter>,
     pub(crate) runs_finished: Family<StateLabel, Counter>,
@@ -59,6 +60,7 @@ impl SchedulerMetrics {
             failed_passes: Counter::default(),
             conflicts: Counter::default(),
             poison_runs: Counter::default(),
+            timetable_panics: Counter::default(),
             loop_panics: Counter::default(),
             task_transitions: Family::default(),
             runs_finished: Family::default(),
@@ -84,7 +86,16 @@ impl SchedulerMetrics {
             "Runs reloaded because somebody else changed them",
             m.conflicts,
         );
-        registry.register("tenure_poison_runs", "Runs that could not be planned", m.poison_runs);
+        registry.register(
+            "tenure_poison_runs",
+            "Runs that made no sense or panicked: failed or parked",
+            m.poison_runs,
+        );
+        registry.register(
+            "tenure_timetable_panics",
+            "Timetables that panicked; their dags make no more runs by themselves",
+            m.timetable_panics,
+        );
         registry.register("tenure_scheduler_panics", "Panics of the scheduler's loop itself", m.loop_panics);
         registry.register("tenure_task_transitions", "Task instances by state entered", m.task_transitions);
         registry.register("tenure_runs_finished", "Runs by final state", m.runs_finished);

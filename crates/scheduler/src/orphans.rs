@@ -1,17 +1,18 @@
 //! The safety net behind the pass: runs that are `running` and in which nothing moves or can. The pass ends its
 //! runs itself; what is found here is the trace of a defect, and is ended carefully, one run at a time.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tenure_lease::with_causes;
 use tenure_model::{RunKey, RunState, TaskState};
+use tenure_planner::RunPlan;
 use tenure_store::StoreError;
 
 use crate::changes::PassBuilder;
+use crate::isolation::Step;
 use crate::owner::ShardOwner;
-use crate::pass::{PassError, panic_text};
+use crate::pass::PassError;
 
 /// Ended in one go, at most.
 const LIMIT: u32 = 100;
@@ -36,7 +37,7 @@ impl ShardOwner {
             }
         };
         for run in orphans {
-            if self.unreadable.contains_key(&run) {
+            if self.unreadable.contains_key(&run) || self.poisoned.contains_key(&run) {
                 continue;
             }
             match self.reap_orphan(run, now).await {
@@ -58,37 +59,29 @@ impl ShardOwner {
         self.stale.insert(key);
         self.load_stale(now).await?;
         self.touched.remove(&key);
-        let Some(run) = self.runs.get_mut(&key) else { return Ok(false) };
-        let planner = self.deps.config.planner;
-        let judged = catch_unwind(AssertUnwindSafe(|| {
-            planner(&mut run.plan, now);
-            // What planning has set in motion is no orphan; what it leaves as it was will never move.
-            let moves =
-                run.plan.tasks().any(|(_, ti)| ti.state != TaskState::None && !ti.state.is_finished());
-            if run.plan.state() == RunState::Running && !moves && run.plan.next_wake().is_none() {
-                run.plan.abandon(RunState::Failed, now, "orphaned: nothing in this run could move any more");
-            }
-            run.plan.state().is_finished()
-        }));
-        let ended = match judged {
-            Ok(ended) => ended,
-            Err(panic) => {
-                tracing::error!(
-                    run = key.0,
-                    panic = panic_text(&*panic),
-                    "judging an orphan panicked; parked"
-                );
-                self.deps.metrics.orphan_panics.inc();
-                self.evict(key);
-                self.unreadable.insert(key, "judging it as an orphan panicked".into());
-                return Ok(false);
-            }
+        if !self.runs.contains_key(&key) {
+            return Ok(false);
+        }
+        let Some(ended) = self.with_plan(key, Step::Judge, |plan| judge(plan, now)) else {
+            self.deps.metrics.orphan_panics.inc();
+            return Ok(false);
         };
         let mut builder = PassBuilder::new(now, &self.deps.config.actor);
         self.absorb(key, &mut builder);
         self.set_wake(key);
         let mut again = false;
         self.commit(&mut builder, vec![], now, &mut again).await?;
-        Ok(ended)
+        Ok(ended && !self.stale.contains(&key)) // or somebody else has changed it meanwhile
     }
+}
+
+/// Ends the run if it is an orphan. True: it has ended, this way or by its plan.
+fn judge(plan: &mut RunPlan, now: Timestamp) -> bool {
+    plan.plan(now);
+    // What planning has set in motion is no orphan; what it leaves as it was will never move.
+    let moves = plan.tasks().any(|(_, ti)| ti.state != TaskState::None && !ti.state.is_finished());
+    if plan.state() == RunState::Running && !moves && plan.next_wake().is_none() {
+        plan.abandon(RunState::Failed, now, "orphaned: nothing in this run could move any more");
+    }
+    plan.state().is_finished()
 }

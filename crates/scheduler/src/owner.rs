@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use crate::dags::{DagBook, DagNo, SchedulePlan, TenantNo};
 use crate::departures::Departures;
 use crate::inbox::{Envelope, ReportInbox};
+use crate::isolation::{Trap, Work, isolated};
 use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::preemption::Preemption;
@@ -47,8 +48,8 @@ pub struct OwnerConfig {
     pub preemption: bool,
     /// How audit rows name this owner.
     pub actor: String,
-    /// The planner. A parameter so that tests can plant a run that makes it panic.
-    pub planner: fn(&mut RunPlan, Timestamp),
+    /// Does nothing. A parameter so that tests can plant a run, or a timetable, that panics.
+    pub trap: Trap,
 }
 
 impl OwnerConfig {
@@ -62,7 +63,7 @@ impl OwnerConfig {
             placement: Policy::default(),
             preemption: false,
             actor: actor.into(),
-            planner: RunPlan::plan,
+            trap: |_| {},
         }
     }
 }
@@ -96,8 +97,12 @@ pub(crate) struct ShardOwner {
     pub(crate) claims_due: BTreeSet<(Timestamp, TiKey, AttemptId)>,
     /// Runs whose cached state is known to be out of date.
     pub(crate) stale: BTreeSet<RunKey>,
-    /// Runs that made the planner panic in this pass.
-    pub(crate) poisoned: BTreeSet<RunKey>,
+    /// Runs that have panicked and are still to be failed, and why.
+    pub(crate) poisoned: BTreeMap<RunKey, String>,
+    /// Runs that were failed for that in this pass.
+    pub(crate) failed: BTreeSet<RunKey>,
+    /// Runs parked since the last commit: as they were read, and why.
+    pub(crate) parked: Vec<(RunKey, i64, RunState, String)>,
     /// Queued runs that were read in this pass already.
     pub(crate) preloaded: BTreeMap<RunKey, RunSnapshot>,
     /// Runs to plan in the next pass.
@@ -212,7 +217,9 @@ impl ShardOwner {
             wakes: BTreeSet::new(),
             claims_due: BTreeSet::new(),
             stale: BTreeSet::new(),
-            poisoned: BTreeSet::new(),
+            poisoned: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            parked: vec![],
             preloaded: BTreeMap::new(),
             touched: BTreeSet::new(),
             reoffer: vec![],
@@ -290,9 +297,13 @@ impl ShardOwner {
         let versions: BTreeMap<_, _> = names.into_iter().zip(versions.into_iter().map(read)).collect();
         for name in running.iter().map(of_run) {
             if let Some(Ok(spec)) = versions.get(&name) {
-                let dag = self.dags.number(&name.tenant, &name.dag);
-                let graph = || Arc::new(DagGraph::new(Arc::clone(spec)));
-                self.graphs.entry((dag, name.version)).or_insert_with(graph);
+                let dag = (self.dags.number(&name.tenant, &name.dag), name.version);
+                // One that panics is met again by the runs that follow it.
+                if !self.graphs.contains_key(&dag)
+                    && let Ok(graph) = isolated(|| Arc::new(DagGraph::new(Arc::clone(spec))))
+                {
+                    self.graphs.insert(dag, graph);
+                }
             }
         }
         Ok(versions)
@@ -311,13 +322,15 @@ impl ShardOwner {
     /// A dag that cannot be read, or never has a next tick, is not scheduled; the others are.
     fn install_dag(&mut self, schedule: DagSchedule, read: ReadVersion) {
         let number = self.dags.number(&schedule.tenant, &schedule.dag);
-        let timetable = read.and_then(|spec| match Timetable::new(&spec) {
+        let timetable = read.and_then(|spec| match isolated(|| Timetable::new(&spec))? {
             Ok(timetable) => Ok((spec, timetable)),
             Err(error) => Err(error.to_string()),
         });
         self.dags.get_mut(number).plan = match timetable {
             Ok((spec, timetable)) => Some(SchedulePlan {
-                timetable,
+                timetable: Some(timetable),
+                trap: self.deps.config.trap,
+                panics: self.deps.metrics.timetable_panics.clone(),
                 continuous: SchedulePlan::is_continuous(&spec.schedule),
                 max_active_runs: spec.max_active_runs,
                 schedule,
@@ -341,7 +354,8 @@ impl ShardOwner {
         let graph = match self.graph(dag, &header).await {
             Ok(graph) => graph,
             Err(StoreError::Corrupt { what, source }) => {
-                self.park_unreadable(header.key, format!("{what}: {source}"));
+                self.deps.metrics.poison_runs.inc();
+                self.park(&header, format!("{what}: {source}"));
                 return Ok(());
             }
             Err(other) => return Err(other),
@@ -361,7 +375,19 @@ impl ShardOwner {
             run_after: header.run_after,
             conf: header.conf.clone(),
         });
-        let plan = RunPlan::new(facts, graph, tis);
+        let trap = self.deps.config.trap;
+        let plan = isolated(|| {
+            trap(&Work::Read(&header));
+            RunPlan::new(facts, graph, tis)
+        });
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(panic) => {
+                self.deps.metrics.poison_runs.inc();
+                self.park(&header, format!("the scheduler panicked while reading this run: {panic}"));
+                return Ok(());
+            }
+        };
         let key = header.key;
         let tenant = self.dags.get(dag).tenant_no;
         let mut run = ActiveRun { header, plan, dag, tenant, context, past: None, on_wakes: None };
@@ -376,7 +402,7 @@ impl ShardOwner {
         Ok(())
     }
 
-    /// A run that makes no sense costs nobody else anything.
+    /// A run of which a row makes no sense costs nobody else anything.
     pub fn park_unreadable(&mut self, run: RunKey, what: String) {
         tracing::error!(run = run.0, what, "run cannot be read; parked");
         self.deps.metrics.poison_runs.inc();
@@ -522,7 +548,10 @@ impl ShardOwner {
             return Ok(Arc::clone(graph));
         }
         let version = self.deps.store.dag_version(&header.tenant, &header.dag, header.version).await?;
-        let graph = Arc::new(DagGraph::new(version.spec));
+        let graph = isolated(|| Arc::new(DagGraph::new(version.spec))).map_err(|panic| {
+            let what = format!("version {} of dag {}", header.version, header.dag);
+            StoreError::Corrupt { what, source: format!("the scheduler panicked on it: {panic}").into() }
+        })?;
         self.graphs.retain(|_, graph| Arc::strong_count(graph) > 1 || graph.len() < 1_000);
         if self.graphs.len() > 10_000 {
             self.graphs.retain(|_, graph| Arc::strong_count(graph) > 1);

@@ -1,7 +1,6 @@
 //! One pass: read what is new, decide, write once, act.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use jiff::Timestamp;
 use tenure_dispatch::Place;
@@ -14,6 +13,7 @@ use tenure_store::{Attention, NewRunOutcome, RunSnapshot, ScheduleChange, StoreE
 
 use crate::changes::PassBuilder;
 use crate::dags::DagNo;
+use crate::isolation::Step;
 use crate::ledger::Limit;
 use crate::metrics::{ShardLabel, StateLabel};
 use crate::owner::ShardOwner;
@@ -77,6 +77,8 @@ impl ShardOwner {
         report.again |= self.create_and_start(&mut builder, now).await?;
         self.plan_touched(&mut builder, now).await?;
         self.bind_ready(&mut builder, now);
+        self.tell_parked(&mut builder);
+        report.again |= !self.poisoned.is_empty();
 
         report.committed = self.commit(&mut builder, answers, now, &mut report.again).await?;
         report.again |= self.trade().await?;
@@ -280,8 +282,7 @@ impl ShardOwner {
             return Ok(());
         }
         self.install(snapshot).await?;
-        if let Some(run) = self.runs.get_mut(&key) {
-            run.plan.start(now);
+        if self.with_plan(key, Step::Start, |plan| plan.start(now)).is_some() {
             self.dags.get_mut(number).active.insert(key);
         }
         Ok(())
@@ -289,47 +290,17 @@ impl ShardOwner {
 
     /// Plans every run that something has happened to, each in isolation.
     async fn plan_touched(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<(), PassError> {
-        while let Some(key) = self.touched.pop_first() {
-            let Some(run) = self.runs.get_mut(&key) else { continue };
-            let planner = self.deps.config.planner;
-            let planned = catch_unwind(AssertUnwindSafe(|| planner(&mut run.plan, now)));
-            if let Err(panic) = planned {
-                self.fail_poisoned(key, &panic_text(&*panic), now).await?;
+        loop {
+            if let Some(key) = self.touched.pop_first() {
+                self.with_plan(key, Step::Plan, |plan| plan.plan(now));
+                self.absorb(key, builder);
+                self.set_wake(key);
+            } else if let Some((key, why)) = self.poisoned.pop_first() {
+                self.fail_poisoned(key, &why, builder, now).await?;
+            } else {
+                return Ok(());
             }
-            self.absorb(key, builder);
-            self.set_wake(key);
         }
-        Ok(())
-    }
-
-    /// The planner panicked: this run ends, the others do not notice. What reports had changed in it is lost with
-    /// the plan, so they are to be sent again.
-    async fn fail_poisoned(&mut self, key: RunKey, panic: &str, now: Timestamp) -> Result<(), PassError> {
-        let run_id = self.runs[&key].header.run_id.clone();
-        tracing::error!(run = %run_id, %panic, "planning panicked; the run is failed");
-        self.deps.metrics.poison_runs.inc();
-        self.poisoned.insert(key);
-        self.evict(key);
-        // What is in memory may be half changed: end it from what the database has.
-        let loaded = self.deps.store.load_runs(&[key]).await?;
-        for (run, what) in loaded.unreadable {
-            self.park_unreadable(run, what);
-        }
-        for snapshot in loaded.runs {
-            let number = self.dags.number(&snapshot.header.tenant, &snapshot.header.dag);
-            self.dags.forget_run(number, key);
-            self.install(snapshot).await?;
-            self.touched.remove(&key);
-        }
-        let Some(run) = self.runs.get_mut(&key) else { return Ok(()) };
-        let reason = format!("the planner panicked on this run: {panic}");
-        let ended = catch_unwind(AssertUnwindSafe(|| run.plan.abandon(RunState::Failed, now, &reason)));
-        if ended.is_err() {
-            tracing::error!(run = %run_id, "the run cannot even be failed; parked");
-            self.evict(key);
-            self.unreadable.insert(key, reason);
-        }
-        Ok(())
     }
 
     /// Takes a run's changes into the transaction and lets their consequences take effect in memory.
@@ -437,11 +408,12 @@ impl ShardOwner {
 
     fn bind(&mut self, ti: TiKey, node: NodeId, place: Place, builder: &mut PassBuilder, now: Timestamp) {
         let attempt = AttemptId(self.deps.entropy.uuid(now));
-        let run = self.runs.get_mut(&ti.run).expect("a candidate was checked against its run");
         // It is linked, or it would be no place. Before it had anything of this shard nobody took note of that, and should
         // the link break before the next look, its silence counts from here and not from the takeover.
         self.watch.hear(&node, self.deps.clock.boottime());
-        run.plan.bind(ti.task, attempt, node, now);
+        if self.with_plan(ti.run, Step::Bind, |plan| plan.bind(ti.task, attempt, node, now)).is_none() {
+            return; // what it took is free again
+        }
         self.expect_claim(ti, attempt, now);
         self.absorb(ti.run, builder);
         builder.bindings.extend(self.binding(ti.run, ti.task).map(|binding| (binding, place)));
@@ -467,8 +439,10 @@ impl ShardOwner {
             conflicts = outcome.conflicts;
             self.settle(builder, &conflicts, outcome.created, now, again);
         }
-        let poisoned = std::mem::take(&mut self.poisoned);
-        let lost = |run: &RunKey| conflicts.contains(run) || poisoned.contains(run);
+        let failed = std::mem::take(&mut self.failed);
+        let poisoned = &self.poisoned;
+        let lost =
+            |run: &RunKey| conflicts.contains(run) || failed.contains(run) || poisoned.contains_key(run);
         for Answer { envelope, ack, run } in answers {
             envelope.acknowledge(if lost(&run) { Ack::Retry } else { ack });
         }
@@ -528,9 +502,4 @@ impl ShardOwner {
         let active = self.deps.metrics.active_runs.get_or_create(&ShardLabel::of(self.shard));
         active.set(self.runs.len() as i64);
     }
-}
-
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

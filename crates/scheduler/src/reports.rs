@@ -2,10 +2,11 @@
 
 use jiff::Timestamp;
 use tenure_model::{Ack, ReportBody, RunKey, TaskState};
-use tenure_planner::{ClaimVerdict, EndVerdict};
+use tenure_planner::{ClaimVerdict, EndVerdict, RunPlan};
 
 use crate::changes::PassBuilder;
 use crate::inbox::Envelope;
+use crate::isolation::Step;
 use crate::owner::ShardOwner;
 
 /// What a report will be told, if the run it is about is written.
@@ -57,42 +58,25 @@ impl ShardOwner {
 
     fn apply_report(&mut self, report: &ReportBody, builder: &mut PassBuilder, now: Timestamp) -> Ack {
         let key = report.ti().run;
-        let Some(run) = self.runs.get_mut(&key) else {
-            // The database was asked and does not know the run as active here.
-            return if self.unreadable.contains_key(&key) { Ack::Retry } else { Ack::Superseded };
+        let Some(revision) = self.runs.get(&key).map(|run| run.header.revision) else {
+            // The database was asked and does not know the run as active here; or it was not asked.
+            let unclear = self.unreadable.contains_key(&key) || self.poisoned.contains_key(&key);
+            return if unclear { Ack::Retry } else { Ack::Superseded };
         };
         self.touched.insert(key);
-        match report {
-            ReportBody::Claim { attempt, ti } => match run.plan.claim(ti.task, *attempt, now) {
-                ClaimVerdict::Granted => Ack::Accepted,
-                // The agent starts on this word, so memory alone cannot give it: the fence and the revision have to agree.
-                ClaimVerdict::Repeated => {
-                    builder.touch(key, run.header.revision);
-                    Ack::Accepted
-                }
-                ClaimVerdict::Superseded => Ack::Superseded,
-            },
-            ReportBody::End { attempt, ti, outcome, ended_at, result } => {
-                let revision = run.header.revision;
-                match run.plan.end(ti.task, *attempt, outcome, (*ended_at).min(now)) {
-                    EndVerdict::Applied => {
-                        let succeeded =
-                            run.plan.task(ti.task).is_some_and(|ti| ti.state == TaskState::Success);
-                        if let (true, Some(value)) = (succeeded, result) {
-                            builder.add_result(key, revision, *ti, value.clone());
-                        }
-                        Ack::Accepted
-                    }
-                    EndVerdict::Superseded => Ack::Superseded,
-                }
+        let Some(heard) = self.with_plan(key, Step::Report, |plan| hear(plan, report, now)) else {
+            return Ack::Retry; // by then the run has been failed
+        };
+        match (heard, report) {
+            // The agent starts on this word, so memory alone cannot give it: the fence and the revision have to agree.
+            (Heard::Repeated, _) => builder.touch(key, revision),
+            (Heard::Succeeded, ReportBody::End { ti, result: Some(value), .. }) => {
+                builder.add_result(key, revision, *ti, value.clone());
             }
-            ReportBody::Undelivered { attempt, ti, failure, at } => {
-                match run.plan.undelivered(ti.task, *attempt, failure.as_ref(), (*at).min(now)) {
-                    EndVerdict::Applied => Ack::Accepted,
-                    EndVerdict::Superseded => Ack::Superseded,
-                }
-            }
+            (Heard::Superseded, _) => return Ack::Superseded,
+            (Heard::Applied | Heard::Succeeded, _) => {}
         }
+        Ack::Accepted
     }
 
     /// `queued` is never immortal.
@@ -100,14 +84,51 @@ impl ShardOwner {
         while let Some((due, ti, attempt)) = self.claims_due.first().copied().filter(|(due, ..)| *due <= now)
         {
             self.claims_due.remove(&(due, ti, attempt));
-            let Some(run) = self.runs.get_mut(&ti.run) else { continue };
-            let Some(instance) = run.plan.task(ti.task) else { continue };
-            if instance.state == TaskState::Queued && instance.attempt == Some(attempt) {
-                builder.stops.extend(instance.node.clone().map(|node| (node, attempt)));
-                run.plan.withdraw(ti.task, "not claimed in time", now);
-                self.deps.metrics.withdrawn.inc();
-                self.touched.insert(ti.run);
+            let Some(instance) = self.runs.get(&ti.run).and_then(|run| run.plan.task(ti.task)) else {
+                continue;
+            };
+            if instance.state == TaskState::Queued
+                && instance.attempt == Some(attempt)
+                && let Some(node) = instance.node.clone()
+            {
+                self.take_back(ti, attempt, &node, "not claimed in time", builder, now);
             }
         }
+    }
+}
+
+/// What a plan makes of a report.
+enum Heard {
+    Applied,
+    /// Applied, and the task is done.
+    Succeeded,
+    Repeated,
+    Superseded,
+}
+
+fn hear(plan: &mut RunPlan, report: &ReportBody, now: Timestamp) -> Heard {
+    let verdict = match report {
+        ReportBody::Claim { attempt, ti } => {
+            return match plan.claim(ti.task, *attempt, now) {
+                ClaimVerdict::Granted => Heard::Applied,
+                ClaimVerdict::Repeated => Heard::Repeated,
+                ClaimVerdict::Superseded => Heard::Superseded,
+            };
+        }
+        ReportBody::End { attempt, ti, outcome, ended_at, .. } => {
+            plan.end(ti.task, *attempt, outcome, (*ended_at).min(now))
+        }
+        ReportBody::Undelivered { attempt, ti, failure, at } => {
+            plan.undelivered(ti.task, *attempt, failure.as_ref(), (*at).min(now))
+        }
+    };
+    match verdict {
+        EndVerdict::Superseded => Heard::Superseded,
+        EndVerdict::Applied
+            if plan.task(report.ti().task).is_some_and(|ti| ti.state == TaskState::Success) =>
+        {
+            Heard::Succeeded
+        }
+        EndVerdict::Applied => Heard::Applied,
     }
 }

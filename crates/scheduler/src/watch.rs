@@ -3,7 +3,6 @@
 //! this owner has been watching all the while.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,8 @@ use tenure_store::StoreError;
 
 use crate::changes::PassBuilder;
 use crate::inbox::Inventory;
+use crate::isolation::Step;
 use crate::owner::ShardOwner;
-use crate::pass::panic_text;
 
 /// What an owner has seen of the nodes.
 #[derive(Debug)]
@@ -220,8 +219,8 @@ impl ShardOwner {
 
     /// Each attempt by itself: one that makes the plan panic costs its own run.
     fn lose(&mut self, ti: TiKey, attempt: AttemptId, reason: &FailReason, now: Timestamp) {
-        let Some(run) = self.runs.get_mut(&ti.run) else { return };
-        let current = run.plan.task(ti.task).is_some_and(|instance| {
+        let instance = self.runs.get(&ti.run).and_then(|run| run.plan.task(ti.task));
+        let current = instance.is_some_and(|instance| {
             instance.attempt == Some(attempt)
                 && matches!(instance.state, TaskState::Running | TaskState::Restarting)
         });
@@ -229,21 +228,11 @@ impl ShardOwner {
             return; // it has ended since, or somebody has cleared it
         }
         let lost = Outcome::Failed { reason: reason.clone() };
-        match catch_unwind(AssertUnwindSafe(|| run.plan.end(ti.task, attempt, &lost, now))) {
-            Ok(_) => {
-                self.deps.metrics.agent_lost_tasks.inc();
-                self.touched.insert(ti.run);
-            }
-            Err(panic) => {
-                tracing::error!(
-                    run = ti.run.0,
-                    panic = panic_text(&*panic),
-                    "an attempt could not be given up"
-                );
-                self.deps.metrics.orphan_panics.inc();
-                self.evict(ti.run);
-                self.stale.insert(ti.run);
-            }
+        if self.with_plan(ti.run, Step::Lose, |plan| plan.end(ti.task, attempt, &lost, now)).is_some() {
+            self.deps.metrics.agent_lost_tasks.inc();
+            self.touched.insert(ti.run);
+        } else {
+            self.deps.metrics.orphan_panics.inc();
         }
     }
 }

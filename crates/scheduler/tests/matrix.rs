@@ -7,15 +7,13 @@ mod rig;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use rig::{Options, Rig, exec, failed, wait, whole_second};
 use tenure_clock::Entropy;
 use tenure_dispatch::PoolSize;
 use tenure_model::{
     Ack, DagSpec, Outcome, ReportBody, RunState, Schedule, TaskKind, TaskSpec, TaskState, TenantId,
 };
-use tenure_planner::RunPlan;
-use tenure_scheduler::OwnerConfig;
+use tenure_scheduler::{OwnerConfig, Step, Work};
 use tenure_store::{IntentStore, RunQuery};
 use tenure_store_postgres::{PostgresOptions, PostgresStore};
 use tenure_testkit::{Postgres, TestDatabase};
@@ -243,9 +241,10 @@ async fn row_5_a_database_that_refuses_due_runs_stops_neither_the_reaper_nor_oth
     assert_eq!(bench.runs("due").await, 2, "one for each of the two ticks");
 }
 
-fn planner_with_poison(plan: &mut RunPlan, now: Timestamp) {
-    assert!(!plan.facts().run_id.as_str().starts_with("poison"), "poison");
-    RunPlan::plan(plan, now);
+fn poison(work: &Work<'_>) {
+    if let Work::Step(Step::Plan, plan) = work {
+        assert!(!plan.facts().run_id.as_str().starts_with("poison"), "poison");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,7 +252,7 @@ async fn row_6_a_run_that_panics_the_planner_fails_alone() {
     let bench = Bench::new().await;
     let rig = &bench.rig;
     rig.register(DagSpec::new("d", vec![exec("a")])).await;
-    let config = OwnerConfig { planner: planner_with_poison, ..quick() };
+    let config = OwnerConfig { trap: poison, ..quick() };
     let mut owner = rig.owner(Options { config, ..Options::default() });
     rig.trigger("d", "poison").await;
     rig.trigger("d", "good").await;
@@ -275,25 +274,23 @@ async fn row_7_an_orphan_that_cannot_be_judged_costs_no_other() {
     }
     let orphan = "UPDATE runs SET state = 'running', started_at = now() - interval '1 hour',
             updated_at = now() - interval '1 hour', revision = revision + 1";
-    let config = OwnerConfig {
-        orphan_threshold: Duration::from_millis(200),
-        planner: planner_that_judges_later,
-        ..quick()
-    };
+    let config =
+        OwnerConfig { orphan_threshold: Duration::from_millis(200), trap: poisoned_orphan, ..quick() };
     let owner = rig.owner(Options { config, ..Options::default() });
     wait("the shard is read", || owner.status().ready).await;
     client.batch_execute("UPDATE task_instances SET state = 'success'").await.unwrap();
     client.batch_execute(orphan).await.unwrap();
     assert_eq!(rig.wait_end("d", "good").await.state, RunState::Success);
     wait("the other one is counted", || owner.metric("tenure_orphan_panic_total") == 1.0).await;
-    assert_eq!(rig.run("d", "poison").await.state, RunState::Running, "parked, not touched");
+    let poisoned = rig.wait_end("d", "poison").await;
+    assert_eq!(poisoned.state, RunState::Failed);
+    assert!(poisoned.reason.unwrap().contains("panicked while judging this run: poison"));
 }
 
-/// Panics on a poisoned run once its tasks are done.
-fn planner_that_judges_later(plan: &mut RunPlan, now: Timestamp) {
-    let done = plan.tasks().all(|(_, ti)| ti.state == TaskState::Success);
-    assert!(!(done && plan.facts().run_id.as_str() == "poison"), "poison");
-    RunPlan::plan(plan, now);
+fn poisoned_orphan(work: &Work<'_>) {
+    if let Work::Step(Step::Judge, plan) = work {
+        assert!(plan.facts().run_id.as_str() != "poison", "poison");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,7 +15,6 @@ use tenure_model::{
     Ack, AttemptId, DagSpec, FailReason, NewRun, NodeId, Outcome, PoolName, Report, ReportBody, Resources,
     RunId, RunState, RunType, Schedule, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
 };
-use tenure_planner::RunPlan;
 use tenure_scheduler::OwnerConfig;
 use tenure_store::{NodeRegistration, PoolRecord};
 
@@ -122,53 +121,6 @@ async fn a_full_dispatch_pool_leaves_tasks_scheduled_and_loses_none() {
         owner.play(Outcome::Success).await;
     }
     assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
-}
-
-fn planner_that_panics_on_poison(plan: &mut RunPlan, now: Timestamp) {
-    assert!(plan.facts().dag.as_str() != "poison", "planted");
-    plan.plan(now);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_panics_the_planner_fails_alone() {
-    let rig = Rig::new().await;
-    rig.register(DagSpec::new("poison", vec![exec("a")])).await;
-    rig.register(DagSpec::new("good", vec![exec("a")])).await;
-    let config = OwnerConfig { planner: planner_that_panics_on_poison, ..Options::default().config };
-    let mut owner = rig.owner(Options { config, ..Options::default() });
-    rig.trigger("poison", "r").await;
-    rig.trigger("good", "r").await;
-    owner.play(Outcome::Success).await;
-    assert_eq!(rig.wait_end("good", "r").await.state, RunState::Success);
-    let poisoned = rig.wait_end("poison", "r").await;
-    assert_eq!(poisoned.state, RunState::Failed);
-    assert!(poisoned.reason.unwrap().contains("the planner panicked on this run: planted"));
-    assert_eq!(rig.states("poison", "r").await, "skipped");
-}
-
-fn planner_that_panics_on_a_success(plan: &mut RunPlan, now: Timestamp) {
-    let poison = plan.facts().dag.as_str() == "poison";
-    assert!(!poison || plan.tasks().all(|(_, ti)| ti.state != TaskState::Success), "planted");
-    plan.plan(now);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_panics_the_planner_in_the_middle_of_a_report_fails_alone() {
-    let rig = Rig::new().await;
-    rig.register(DagSpec::new("poison", vec![exec("a"), exec("b").needs(&["a"])])).await;
-    rig.register(DagSpec::new("good", vec![exec("a")])).await;
-    let config = OwnerConfig { planner: planner_that_panics_on_a_success, ..Options::default().config };
-    let mut owner = rig.owner(Options { config, ..Options::default() });
-    rig.trigger("poison", "r").await;
-    let first = owner.next().await;
-    owner.claim(&first).await;
-    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Retry, "its effect was not written");
-    assert_eq!(rig.wait_end("poison", "r").await.state, RunState::Failed);
-    owner.wait_stopped(first.attempt).await;
-    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Superseded);
-    rig.trigger("good", "r").await;
-    owner.play(Outcome::Success).await;
-    assert_eq!(rig.wait_end("good", "r").await.state, RunState::Success);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,187 @@
+//! Goal: what panics costs itself alone: its run, its dag's ticks, its attempt. The term goes on, and so do the others.
+//! Method: the real scheduler with a trap in one run or timetable, beside a neighbour on the same shard.
+
+mod rig;
+
+use std::time::Duration;
+
+use rig::{Options, Owner, Rig, exec, wait};
+use tenure_model::{Ack, DagSpec, Outcome, RunState, Schedule, TaskState};
+use tenure_scheduler::{OwnerConfig, Step, Trap, Work};
+
+async fn with_trap(trap: Trap) -> (Rig, Owner) {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("poison", vec![exec("a")])).await;
+    rig.register(DagSpec::new("good", vec![exec("a")])).await;
+    let config = OwnerConfig { trap, ..Options::default().config };
+    let owner = rig.owner(Options { config, ..Options::default() });
+    (rig, owner)
+}
+
+/// The shard's work has not begun anew, and a run of another dag passes as ever.
+async fn the_neighbour_lives(rig: &Rig, owner: &mut Owner, beside: &str) {
+    let run = &format!("beside-{beside}");
+    rig.trigger("good", run).await;
+    let assignment = owner.play(Outcome::Success).await;
+    assert_eq!((assignment.dag.as_str(), assignment.epoch), ("good", 1));
+    assert_eq!(rig.wait_end("good", run).await.state, RunState::Success);
+    assert_eq!(owner.metric("tenure_scheduler_panics_total"), 0.0);
+    assert_eq!(owner.metric("tenure_failed_passes_total"), 0.0);
+}
+
+/// A run that is named after a step panics there.
+fn at_the_step_in_its_name(work: &Work<'_>) {
+    if let Work::Step(step, plan) = work {
+        assert!(plan.facts().run_id.as_str() != format!("{step:?}"), "planted");
+    }
+}
+
+async fn fails(rig: &Rig, run: &str, doing: &str) {
+    let poisoned = rig.wait_end("poison", run).await;
+    assert_eq!(poisoned.state, RunState::Failed);
+    let reason = poisoned.reason.unwrap();
+    assert_eq!(reason, format!("the scheduler panicked while {doing} this run: planted"));
+    assert_eq!(rig.states("poison", run).await, "skipped");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_panics_when_it_is_started_planned_or_placed_fails_alone() {
+    let (rig, mut owner) = with_trap(at_the_step_in_its_name).await;
+    for (run, doing) in [("Start", "starting"), ("Plan", "planning"), ("Bind", "placing a task of")] {
+        rig.trigger("poison", run).await;
+        fails(&rig, run, doing).await;
+        the_neighbour_lives(&rig, &mut owner, run).await;
+    }
+    assert_eq!(owner.metric("tenure_poison_runs_total"), 3.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_panics_is_to_be_sent_again_and_finds_its_run_failed() {
+    let (rig, mut owner) = with_trap(|work| {
+        if let Work::Step(Step::Report, plan) = work
+            && plan.facts().dag.as_str() == "poison"
+        {
+            assert!(plan.tasks().all(|(_, ti)| ti.state != TaskState::Running), "planted");
+        }
+    })
+    .await;
+    rig.trigger("good", "before").await;
+    let neighbour = owner.next().await;
+    assert_eq!(owner.claim(&neighbour).await, Ack::Accepted);
+    rig.trigger("poison", "r").await;
+    let poisoned = owner.next().await;
+    assert_eq!(owner.claim(&poisoned).await, Ack::Accepted);
+    assert_eq!(owner.end(&poisoned, Outcome::Success).await, Ack::Retry, "its effect was not written");
+    fails(&rig, "r", "hearing a report about").await;
+    assert_eq!(owner.end(&poisoned, Outcome::Success).await, Ack::Superseded);
+    assert_eq!(owner.end(&neighbour, Outcome::Success).await, Ack::Accepted);
+    assert_eq!(rig.wait_end("good", "before").await.state, RunState::Success);
+    the_neighbour_lives(&rig, &mut owner, "after").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_panics_the_planner_in_the_middle_of_a_report_fails_alone() {
+    let (rig, mut owner) = with_trap(|work| {
+        if let Work::Step(Step::Plan, plan) = work
+            && plan.facts().dag.as_str() == "poison"
+        {
+            assert!(plan.tasks().all(|(_, ti)| ti.state != TaskState::Success), "planted");
+        }
+    })
+    .await;
+    rig.trigger("poison", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Retry, "its effect was not written");
+    fails(&rig, "r", "planning").await;
+    owner.wait_stopped(first.attempt).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Superseded);
+    the_neighbour_lives(&rig, &mut owner, "r").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unclaimed_attempt_that_cannot_be_taken_back_costs_its_run() {
+    let rig = Rig::new().await;
+    for dag in ["poison", "good"] {
+        rig.register(DagSpec::new(dag, vec![exec("a")])).await;
+    }
+    let config = OwnerConfig {
+        trap: at_the_step_in_its_name,
+        claim_timeout: Duration::from_millis(300),
+        ..Options::default().config
+    };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    rig.trigger("poison", "Withdraw").await;
+    let unclaimed = owner.next().await;
+    fails(&rig, "Withdraw", "taking an attempt back from").await;
+    owner.wait_stopped(unclaimed.attempt).await;
+    the_neighbour_lives(&rig, &mut owner, "r").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_cannot_be_given_up_costs_its_run_and_no_other_of_its_node() {
+    let (rig, mut owner) = with_trap(at_the_step_in_its_name).await;
+    for (dag, run) in [("poison", "Lose"), ("good", "lost")] {
+        rig.trigger(dag, run).await;
+        let assignment = owner.next().await;
+        assert_eq!(owner.claim(&assignment).await, Ack::Accepted);
+    }
+    owner.hands.connect("n", Some(vec![]));
+    fails(&rig, "Lose", "giving up an attempt of").await;
+    assert_eq!(rig.wait_end("good", "lost").await.state, RunState::Failed);
+    assert_eq!(owner.metric("tenure_orphan_panic_total"), 1.0);
+    assert_eq!(owner.metric("tenure_agent_lost_tasks_total"), 1.0);
+    the_neighbour_lives(&rig, &mut owner, "r").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_cannot_even_be_failed_or_read_is_parked_and_its_trail_says_why() {
+    let (rig, mut owner) = with_trap(|work| match work {
+        Work::Read(header) => assert!(header.run_id.as_str() != "unread", "planted"),
+        Work::Step(_, plan) => assert!(plan.facts().run_id.as_str() != "stubborn", "planted"),
+        Work::Tick(_) => {}
+    })
+    .await;
+    let stubborn = "the scheduler panicked while starting this run: planted; \
+        the scheduler panicked while failing this run: planted";
+    for (run, why) in
+        [("unread", "the scheduler panicked while reading this run: planted"), ("stubborn", stubborn)]
+    {
+        rig.trigger("poison", run).await;
+        the_neighbour_lives(&rig, &mut owner, run).await;
+        let trail = rig.trail("poison", run).await;
+        let told: Vec<_> =
+            trail.iter().flat_map(|row| &row.entries).filter(|entry| entry.event == "parked").collect();
+        assert_eq!(told.len(), 1, "once: {trail:?}");
+        assert_eq!(told[0].reason.as_deref(), Some(why));
+        assert_eq!(rig.run("poison", run).await.state, RunState::Queued, "it was left as it is");
+    }
+    assert_eq!(owner.metric("tenure_poison_runs_total"), 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timetable_that_panics_costs_its_dag_its_ticks_and_nothing_else() {
+    let rig = Rig::new().await;
+    let every = Schedule::Every { interval: Duration::from_secs(1) };
+    for dag in ["poison", "good"] {
+        rig.register(DagSpec { schedule: every.clone(), ..DagSpec::new(dag, vec![exec("a")]) }).await;
+    }
+    let trap: Trap = |work| {
+        if let Work::Tick(schedule) = work {
+            assert!(schedule.dag.as_str() != "poison", "planted");
+        }
+    };
+    let config = OwnerConfig { trap, ..Options::default().config };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    wait("it is counted", || owner.metric("tenure_timetable_panics_total") > 0.0).await;
+    for _ in 0..2 {
+        let ticked = owner.play(Outcome::Success).await;
+        assert_eq!((ticked.dag.as_str(), ticked.epoch), ("good", 1));
+    }
+    rig.trigger("poison", "by-hand").await;
+    while owner.play(Outcome::Success).await.dag.as_str() != "poison" {}
+    assert_eq!(rig.wait_end("poison", "by-hand").await.state, RunState::Success);
+    // Once for each time that the dag was read.
+    assert!(owner.metric("tenure_timetable_panics_total") <= 2.0);
+    assert_eq!(owner.metric("tenure_scheduler_panics_total"), 0.0);
+}
