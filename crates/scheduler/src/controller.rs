@@ -10,12 +10,13 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use tenure_clock::{Clock, Entropy};
-use tenure_lease::{Campaign, Candidacy, Elector, Scope, Tenure, with_causes};
+use tenure_lease::{Campaign, Elector, Scope, Tenure, with_causes};
 use tenure_store::{SharedStore, StoreError};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::signals::{SignalMetrics, Signalling};
+use crate::tireless::tirelessly;
 use crate::{drains, signals};
 
 /// What the controller leads.
@@ -66,14 +67,12 @@ pub struct Controller {
 
 impl Controller {
     pub fn start(parts: ControllerParts) -> Self {
-        let candidacy = parts.elector.campaign(Campaign {
-            component: COMPONENT.into(),
-            scopes: vec![Scope::new(CONTROLLER_SCOPE)],
-            note: String::new(),
-            sole_instance: parts.sole_instance,
-        });
         let stop = CancellationToken::new();
-        let task = tokio::spawn(run(parts, candidacy, stop.clone()));
+        let (parts, stopped) = (Arc::new(parts), stop.clone());
+        let task = tokio::spawn(async move {
+            let work = || run(Arc::clone(&parts), stopped.clone());
+            tirelessly("controller", &*parts.clock, &parts.metrics.panics, &stopped, work).await;
+        });
         Self { stop, task }
     }
 
@@ -86,7 +85,14 @@ impl Controller {
     }
 }
 
-async fn run(parts: ControllerParts, mut candidacy: Candidacy, stop: CancellationToken) {
+/// A panic drops the term and the candidacy, and with them the lease: the next to lead may be another replica.
+async fn run(parts: Arc<ControllerParts>, stop: CancellationToken) {
+    let mut candidacy = parts.elector.campaign(Campaign {
+        component: COMPONENT.into(),
+        scopes: vec![Scope::new(CONTROLLER_SCOPE)],
+        note: String::new(),
+        sole_instance: parts.sole_instance,
+    });
     while let Some(Some(tenure)) = stop.run_until_cancelled(candidacy.elected()).await {
         tokio::select! {
             biased;
@@ -176,6 +182,7 @@ struct What {
 pub struct ControllerMetrics {
     deleted: Family<What, Counter>,
     errors: Counter,
+    panics: Counter,
     pub(crate) signals: SignalMetrics,
 }
 
@@ -188,6 +195,11 @@ impl ControllerMetrics {
             metrics.deleted.clone(),
         );
         registry.register("tenure_retention_errors", "Chores that failed", metrics.errors.clone());
+        registry.register(
+            "tenure_controller_panics",
+            "Panics of the controller, after each of which it started over",
+            metrics.panics.clone(),
+        );
         metrics
     }
 }

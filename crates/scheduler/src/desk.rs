@@ -31,7 +31,7 @@ const BATCH: usize = 500;
 impl ReportDesk {
     pub(crate) fn open(store: SharedStore, clock: Arc<dyn Clock>, metrics: SchedulerMetrics) -> Self {
         let (unowned, line) = mpsc::unbounded_channel();
-        tokio::spawn(record(line, store, clock, metrics));
+        tokio::spawn(record(line, Arc::new(Recorder { store, clock, metrics })));
         Self { owners: Arc::default(), unowned }
     }
 
@@ -76,26 +76,61 @@ impl Drop for Route {
     }
 }
 
-/// While one transaction is under way the next ones gather: many reports cost few commits.
-async fn record(
-    mut line: mpsc::UnboundedReceiver<Unowned>,
+/// Writes the reports that no owner in this process takes.
+struct Recorder {
     store: SharedStore,
     clock: Arc<dyn Clock>,
     metrics: SchedulerMetrics,
-) {
+}
+
+/// While one transaction is under way the next ones gather: many reports cost few commits.
+async fn record(mut line: mpsc::UnboundedReceiver<Unowned>, recorder: Arc<Recorder>) {
     let mut batch = Vec::with_capacity(BATCH);
     while line.recv_many(&mut batch, BATCH).await > 0 {
         let (reports, answers): (Vec<Report>, Vec<_>) = batch.drain(..).unzip();
-        let acks = match store.record_reports(&reports, clock.now()).await {
+        for (answer, ack) in answers.into_iter().zip(recorder.record(reports.into()).await) {
+            let _ = answer.send(ack); // as above
+        }
+    }
+}
+
+impl Recorder {
+    /// A report that panics costs no other: after a panic each is written by itself. Whoever sent it waits longer
+    /// each time before it is sent again.
+    async fn record(self: &Arc<Self>, reports: Arc<[Report]>) -> Vec<Ack> {
+        if let Some(acks) = self.write(Arc::clone(&reports)).await {
+            return acks;
+        }
+        let mut acks = vec![];
+        for report in reports.iter() {
+            let alone = self.write(Arc::new([report.clone()])).await;
+            acks.push(alone.and_then(|acks| acks.first().copied()).unwrap_or(Ack::Retry));
+        }
+        acks
+    }
+
+    /// In a task of its own. `None`: it panicked.
+    async fn write(self: &Arc<Self>, reports: Arc<[Report]>) -> Option<Vec<Ack>> {
+        let recorder = Arc::clone(self);
+        let written = tokio::spawn(async move { recorder.store_all(&reports).await }).await;
+        written
+            .inspect_err(|panic| {
+                tracing::error!(%panic, "recording reports panicked");
+                self.metrics.report_panics.inc();
+            })
+            .ok()
+    }
+
+    async fn store_all(&self, reports: &[Report]) -> Vec<Ack> {
+        let acks = match self.store.record_reports(reports, self.clock.now()).await {
             Ok(acks) => acks,
             Err(error) => {
                 tracing::warn!(error = %with_causes(&error), "reports could not be recorded; agents send them again");
                 vec![Ack::Retry; reports.len()]
             }
         };
-        metrics.reports_recorded.inc_by(acks.iter().filter(|ack| **ack != Ack::Retry).count() as u64);
-        for (answer, ack) in answers.into_iter().zip(acks) {
-            let _ = answer.send(ack); // as above
-        }
+        let recorded = acks.iter().filter(|ack| **ack != Ack::Retry).count() as u64;
+        self.metrics.reports_recorded.inc_by(recorded);
+        acks
     }
 }

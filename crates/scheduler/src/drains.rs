@@ -62,7 +62,7 @@ impl Standing {
 /// A drain that this process sees through. Dropping it gives its scope back.
 struct Going {
     news: watch::Sender<Standing>,
-    _task: AbortOnDropHandle<()>,
+    task: AbortOnDropHandle<()>,
 }
 
 /// Never ends by itself; dropped when the controller's term is over.
@@ -108,7 +108,8 @@ async fn survey(store: &SharedStore) -> Result<BTreeMap<NodeId, Standing>, Store
 }
 
 fn follow(parts: &ControllerParts, going: &mut BTreeMap<NodeId, Going>, drains: BTreeMap<NodeId, Standing>) {
-    going.retain(|node, _| drains.contains_key(node));
+    // One that has panicked begins again with the next look.
+    going.retain(|node, going| drains.contains_key(node) && !going.task.is_finished());
     for (node, standing) in drains {
         match going.get(&node) {
             Some(known) => {
@@ -131,7 +132,7 @@ fn begin(parts: &ControllerParts, node: NodeId, standing: Standing) -> Going {
         node,
     };
     let (news, told) = watch::channel(standing);
-    Going { news, _task: AbortOnDropHandle::new(tokio::spawn(carrier.carry(told))) }
+    Going { news, task: AbortOnDropHandle::new(tokio::spawn(carrier.carry(told))) }
 }
 
 /// Whoever sees one drain through.

@@ -27,6 +27,7 @@ mod reports;
 mod scheduler;
 mod shares;
 mod signals;
+mod tireless;
 mod watch;
 
 pub use controller::{CONTROLLER_SCOPE, Controller, ControllerMetrics, ControllerParts, Retention};

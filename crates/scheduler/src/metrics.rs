@@ -43,6 +43,7 @@ pub struct SchedulerMetrics {
     pub(crate) active_runs: Family<ShardLabel, Gauge>,
     pub(crate) waiting_tasks: Family<ShardLabel, Gauge>,
     pub(crate) reports_recorded: Counter,
+    pub(crate) report_panics: Counter,
     pub(crate) orphans_reaped: Counter,
     pub(crate) orphan_reap_errors: Counter,
     pub(crate) orphan_list_errors: Counter,
@@ -71,6 +72,7 @@ impl SchedulerMetrics {
             active_runs: Family::default(),
             waiting_tasks: Family::default(),
             reports_recorded: Counter::default(),
+            report_panics: Counter::default(),
             orphans_reaped: Counter::default(),
             orphan_reap_errors: Counter::default(),
             orphan_list_errors: Counter::default(),
@@ -121,6 +123,11 @@ impl SchedulerMetrics {
             "tenure_reports_recorded",
             "Reports written for runs whose owner is another process",
             m.reports_recorded,
+        );
+        registry.register(
+            "tenure_report_panics",
+            "Panics while recording reports whose owner is another process",
+            m.report_panics,
         );
         registry.register(
             "tenure_orphan_reaped",

@@ -23,6 +23,7 @@ use crate::desk::ReportDesk;
 use crate::metrics::SchedulerMetrics;
 use crate::office::Office;
 use crate::owner::{Deps, OwnerConfig};
+use crate::tireless::tirelessly;
 
 /// Everything a scheduler is built from.
 #[allow(missing_debug_implementations, reason = "made of trait objects")]
@@ -187,11 +188,12 @@ impl Scheduler {
             store: Arc::clone(&deps.store),
             clock: Arc::clone(&deps.clock),
             ping_every: deps.config.tick.min(deps.config.yield_after),
+            metrics: deps.metrics.clone(),
             patience: deps.config.yield_after * 2,
             stranded,
         };
-        let task = tokio::spawn(cabinet.run(stop.clone()));
-        tokio::spawn(stop.clone().run_until_cancelled_owned(keep_warm(deps.store, deps.entropy)));
+        let task = tokio::spawn(stand(Arc::new(cabinet), stop.clone()));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(warm(deps, stop.clone())));
         let handle = SchedulerHandle { shards, changes: changed, elector: parts.elector };
         Self { handle, desk, stop, task }
     }
@@ -222,6 +224,16 @@ const COMPONENT: &str = "scheduler";
 /// How long a process waits for a sign of life of its database.
 const PING_FOR: Duration = Duration::from_secs(2);
 
+async fn stand(cabinet: Arc<Cabinet>, stop: CancellationToken) {
+    let work = || Arc::clone(&cabinet).run(stop.clone());
+    tirelessly("scheduler", &*cabinet.clock, &cabinet.metrics.loop_panics, &stop, work).await;
+}
+
+async fn warm(deps: Deps, stop: CancellationToken) {
+    let work = || keep_warm(Arc::clone(&deps.store), deps.entropy.clone());
+    tirelessly("reading ahead", &*deps.clock, &deps.metrics.loop_panics, &stop, work).await;
+}
+
 /// All shards, as far as this process stands for them.
 struct Cabinet {
     offices: BTreeMap<Scope, Arc<Office>>,
@@ -231,6 +243,7 @@ struct Cabinet {
     clock: Arc<dyn Clock>,
     /// How often this process makes sure that its database answers.
     ping_every: Duration,
+    metrics: SchedulerMetrics,
     /// For how long the database may be away before this process stands back.
     patience: Duration,
     /// An owner had no answer from the database for too long.
@@ -240,7 +253,7 @@ struct Cabinet {
 impl Cabinet {
     /// Stands for the shards while the database answers. Leases may be kept elsewhere: whoever cannot reach the
     /// database would win them and only hold up the others, and would be counted on for its share.
-    async fn run(self, stop: CancellationToken) {
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
         let terms = TaskTracker::new();
         while !stop.is_cancelled() {
             let mut stranded = self.stranded.subscribe();

@@ -3,11 +3,19 @@
 
 mod rig;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rig::{Options, Owner, Rig, exec, wait};
-use tenure_model::{Ack, DagSpec, Outcome, RunState, Schedule, TaskState};
+use rig::chief::Chief;
+use rig::faulty::Faulty;
+use rig::{Options, Owner, PATIENCE, Rig, exec, wait};
+use tenure_clock::Entropy;
+use tenure_model::{
+    Ack, AttemptId, DagSpec, NodeId, Outcome, Report, ReportBody, RunKey, RunState, Schedule, TaskNo,
+    TaskState, TiKey,
+};
 use tenure_scheduler::{OwnerConfig, Step, Trap, Work};
+use tenure_store::{DrainStage, StoreError};
 
 async fn with_trap(trap: Trap) -> (Rig, Owner) {
     let rig = Rig::new().await;
@@ -184,4 +192,81 @@ async fn a_timetable_that_panics_costs_its_dag_its_ticks_and_nothing_else() {
     // Once for each time that the dag was read.
     assert!(owner.metric("tenure_timetable_panics_total") <= 2.0);
     assert_eq!(owner.metric("tenure_scheduler_panics_total"), 0.0);
+}
+
+/// A rig whose store does this before each call.
+async fn with_fault(fault: impl Fn(&str) -> Result<(), StoreError> + Send + Sync + 'static) -> Rig {
+    let plain = Rig::new().await;
+    Rig::on(Faulty::before(plain.store, fault), 1).await
+}
+
+/// The first calls of a verb panic.
+fn panics(times: u32, verb: &'static str) -> impl Fn(&str) -> Result<(), StoreError> {
+    let left = AtomicU32::new(times);
+    move |call| {
+        let spend = || left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(call != verb || spend().is_err(), "planted");
+        Ok(())
+    }
+}
+
+async fn the_node_is_drained(rig: &Rig) {
+    let deadline = rig.clock.now() + PATIENCE;
+    rig.store.drain_node(&rig.user(), &NodeId::new("n"), deadline).await.unwrap();
+    let drained = async {
+        while rig.store.nodes().await.unwrap()[0].drain.as_ref().unwrap().stage != DrainStage::Drained {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, drained).await.expect("the drain is seen through");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_panics_starts_over_and_does_its_work() {
+    let rig = with_fault(panics(2, "nodes")).await;
+    let chief = Chief::start(&rig, "chief");
+    wait("it has panicked twice", || chief.metric("tenure_controller_panics_total") == 2.0).await;
+    the_node_is_drained(&rig).await;
+    chief.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_whose_carrier_panics_is_carried_on() {
+    let rig = with_fault(panics(1, "advance_drain")).await;
+    let chief = Chief::start(&rig, "chief");
+    the_node_is_drained(&rig).await;
+    assert_eq!(chief.metric("tenure_controller_panics_total"), 0.0);
+    chief.stop().await;
+}
+
+/// About a run that nobody knows, of a shard that nobody owns.
+fn claim_from(node: &str) -> Report {
+    let attempt = AttemptId(Entropy::from_os().uuid(jiff::Timestamp::UNIX_EPOCH));
+    let body = ReportBody::Claim { attempt, ti: TiKey::unmapped(RunKey(4711), TaskNo(0)) };
+    Report { node: NodeId::new(node), scope: "scheduler/shard-99".into(), body }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_panics_while_it_is_recorded_costs_no_other_report() {
+    let rig = with_fault(|call| {
+        if call.starts_with("record_reports") {
+            assert!(!call.contains("poison"), "planted");
+            if call.contains("slow") {
+                std::thread::sleep(Duration::from_millis(300)); // meanwhile the others gather
+            }
+        }
+        Ok(())
+    })
+    .await;
+    let owner = rig.owner(Options::default());
+    let said = |node: &'static str| owner.desk.submit(claim_from(node));
+    let gathered = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::join!(said("before"), said("poison"), said("after"))
+    };
+    let (slow, gathered) = tokio::join!(said("slow"), gathered);
+    assert_eq!(slow, Ack::Superseded);
+    assert_eq!(gathered, (Ack::Superseded, Ack::Retry, Ack::Superseded));
+    assert_eq!(owner.metric("tenure_report_panics_total"), 2.0, "together, and by itself");
+    assert_eq!(said("later").await, Ack::Superseded, "the desk works on");
 }

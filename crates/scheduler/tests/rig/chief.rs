@@ -8,11 +8,12 @@ use tenure_clock::Entropy;
 use tenure_lease::{Elector, ElectorConfig, ElectorParts, Holder, LeaseMetrics, Session};
 use tenure_scheduler::{Controller, ControllerMetrics, ControllerParts, Retention, Signalling};
 
-use super::{PATIENCE, Rig};
+use super::{PATIENCE, Rig, metric};
 
 pub struct Chief {
     controller: Controller,
     elector: Arc<Elector>,
+    pub registry: Registry,
 }
 
 impl Chief {
@@ -33,17 +34,22 @@ impl Chief {
         };
         let config = ElectorConfig::new(holder, Duration::from_secs(5));
         let elector = Arc::new(Elector::start(parts, config).unwrap());
+        let mut registry = Registry::default();
         let controller = Controller::start(ControllerParts {
             store: rig.store.clone(),
             elector: Arc::clone(&elector),
             clock: Arc::clone(&rig.clock),
             entropy,
-            metrics: ControllerMetrics::register(&mut Registry::default()),
+            metrics: ControllerMetrics::register(&mut registry),
             retention: Retention { runs: None, audit: None, members: None, every: PATIENCE },
             signals,
             sole_instance: false,
         });
-        Self { controller, elector }
+        Self { controller, elector, registry }
+    }
+
+    pub fn metric(&self, name: &str) -> f64 {
+        metric(&self.registry, name)
     }
 
     pub async fn stop(self) {
