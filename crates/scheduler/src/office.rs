@@ -30,6 +30,8 @@ pub(crate) struct Office {
     pub in_office: tokio::sync::Mutex<()>,
     /// Terms in a row whose work panicked.
     pub panics: AtomicU32,
+    /// Terms in a row that ended in doubt about a commit.
+    pub doubts: AtomicU32,
     /// When the database last answered this shard's owner.
     pub answered: Mutex<BootTime>,
     /// Terms in a row that ended because it did not.
@@ -47,6 +49,10 @@ enum Ended {
     CutOff,
     /// Memory can no longer be trusted: read everything again, under the same term.
     Reload,
+    /// The answer to a commit was lost, and the commit itself may still be under way: whatever is read under this term
+    /// may be older than it, and room that it gives away or takes would be used twice. Only the next term's fence has
+    /// waited for it, or keeps it out.
+    InDoubt,
 }
 
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
@@ -56,9 +62,9 @@ impl Office {
     /// Works under one term to its end.
     pub async fn serve(&self, tenure: Tenure) {
         let _in_office = self.in_office.lock().await;
-        let panics = self.panics.load(Ordering::Relaxed);
-        if panics > 0 {
-            let pause = SHORTEST_BACKOFF * 2u32.saturating_pow(panics.min(16));
+        let setbacks = self.panics.load(Ordering::Relaxed) + self.doubts.load(Ordering::Relaxed);
+        if setbacks > 0 {
+            let pause = SHORTEST_BACKOFF * 2u32.saturating_pow(setbacks.min(16));
             self.pause(pause.min(LONGEST_BACKOFF), &tenure).await;
         }
         self.status.send_modify(|status| status.tenure = Some(tenure.clone()));
@@ -80,6 +86,10 @@ impl Office {
                 self.cut_offs.fetch_add(1, Ordering::Relaxed);
                 self.stranded.send_replace(());
                 "the database does not answer"
+            }
+            Ended::InDoubt => {
+                self.doubts.fetch_add(1, Ordering::Relaxed);
+                "the answer to a commit was lost"
             }
             Ended::AskedBack | Ended::Reload => "the shard was given back",
         };
@@ -121,7 +131,8 @@ impl Office {
     /// Reads the shard anew as often as needed.
     async fn lead(&self, tenure: &Tenure) -> Ended {
         let mut backoff = SHORTEST_BACKOFF;
-        let mut carried = Carried { orphans_sought: self.deps.clock.boottime(), cautious: false };
+        let cautious = self.doubts.load(Ordering::Relaxed) > 0;
+        let mut carried = Carried { orphans_sought: self.deps.clock.boottime(), cautious };
         loop {
             let (inbox, deps) = (ReportInbox::default(), self.deps.clone());
             let owner = ShardOwner::take_over(deps, inbox.clone(), self.shard, tenure.clone(), carried).await;
@@ -162,6 +173,7 @@ impl Office {
                 Ok(report) => {
                     if report.whole {
                         *backoff = SHORTEST_BACKOFF;
+                        self.doubts.store(0, Ordering::Relaxed);
                     }
                     self.leading(owner, look);
                     if report.committed {
@@ -177,10 +189,12 @@ impl Office {
                 }
                 Err(PassError::Store(error)) => {
                     self.deps.metrics.failed_passes.inc();
+                    let in_doubt = matches!(error, StoreError::Unknown { .. });
                     let error = with_causes(&error);
-                    tracing::warn!(scope = %self.scope, error, "pass failed; reading the shard again");
+                    let what = if in_doubt { "in doubt; ending the term" } else { "reading the shard again" };
+                    tracing::warn!(scope = %self.scope, error, "pass failed; {what}");
                     self.not_ready(&error);
-                    return Ended::Reload;
+                    return if in_doubt { Ended::InDoubt } else { Ended::Reload };
                 }
             };
             if look {

@@ -166,6 +166,7 @@ impl Scheduler {
                 changes: changes.clone(),
                 in_office: tokio::sync::Mutex::default(),
                 panics: AtomicU32::new(0),
+                doubts: AtomicU32::new(0),
                 answered: Mutex::new(deps.clock.boottime()),
                 cut_offs: AtomicU32::new(0),
                 stranded: stranded.clone(),

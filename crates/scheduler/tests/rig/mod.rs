@@ -4,6 +4,7 @@
 
 pub mod chief;
 pub mod faulty;
+pub mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -405,6 +406,10 @@ impl Owner {
     pub async fn next(&mut self) -> Assignment {
         let next = tokio::time::timeout(PATIENCE, self.assignments.recv()).await;
         next.expect("an assignment within the time").expect("the owner lives")
+    }
+
+    pub fn try_next(&mut self) -> Option<Assignment> {
+        self.assignments.try_recv().ok()
     }
 
     pub fn nothing_yet(&mut self) -> bool {
