@@ -171,6 +171,8 @@ fn read(
         calls: workload.into_calls(),
         effects,
         faults,
+        rooms: tables.rooms,
+        needs: tables.needs,
         limits,
         ended_at,
     })

@@ -10,7 +10,9 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{NoTls, Row};
 use uuid::Uuid;
 
-use tenure_judge::history::{FenceRow, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow};
+use tenure_judge::history::{
+    FenceRow, Need, Place, Room, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -29,6 +31,8 @@ pub struct Tables {
     pub tries: Vec<TryRow>,
     pub terms: Vec<TermRow>,
     pub fences: Vec<FenceRow>,
+    pub rooms: Vec<Room>,
+    pub needs: Vec<Need>,
 }
 
 impl Database {
@@ -121,7 +125,38 @@ impl Database {
                 .iter()
                 .map(|row| Ok(FenceRow { scope: row.get("scope"), epoch: u64::try_from(row.get::<_, i64>("epoch"))? }))
                 .collect::<Result<_>>()?,
+            rooms: self.rooms()?,
+            needs: self.needs()?,
         })
+    }
+
+    fn rooms(&self) -> Result<Vec<Room>> {
+        let mut rooms = vec![];
+        for row in self.rows("SELECT node, capacity FROM nodes ORDER BY node", &[])? {
+            let has: String = row.get("capacity");
+            let has = serde_json::from_str(&has).with_context(|| format!("a capacity: {has}"))?;
+            rooms.push(Room { of: Place::Node(row.get("node")), has });
+        }
+        for row in self.rows("SELECT name, slots FROM pools ORDER BY name", &[])? {
+            let slots = u64::try_from(row.get::<_, i32>("slots"))?;
+            rooms.push(Room { of: Place::Pool(row.get("name")), has: [("slots".to_owned(), slots)].into() });
+        }
+        Ok(rooms)
+    }
+
+    /// The workload's tasks ask for nothing but a place on a node (in thousandths, as nodes count) and a slot.
+    fn needs(&self) -> Result<Vec<Need>> {
+        let sql =
+            "SELECT DISTINCT r.dag_id, t.task_id, t.pool FROM task_instances t JOIN runs r ON r.key = t.run
+            ORDER BY r.dag_id, t.task_id";
+        let need = |row: &Row| Need {
+            dag: row.get("dag_id"),
+            task: row.get("task_id"),
+            of_node: [("tasks".to_owned(), 1_000)].into(),
+            pool: row.get("pool"),
+            of_pool: [("slots".to_owned(), 1)].into(),
+        };
+        Ok(self.rows(sql, &[])?.iter().map(need).collect())
     }
 
     fn trail(&self) -> Result<Vec<TrailRow>> {

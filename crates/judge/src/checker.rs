@@ -9,6 +9,7 @@ mod harm;
 mod index;
 mod owners;
 mod requests;
+mod room;
 mod story;
 mod tell;
 
@@ -22,7 +23,7 @@ pub use tell::tell;
 use crate::history::{History, RunName};
 use index::Index;
 
-/// What is promised: P1 to P9 of the design, and two that stand beside them.
+/// What is promised: P1 to P9 of the design, and three that stand beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Promise {
     /// One effective owner for each scope and epoch.
@@ -47,6 +48,8 @@ pub enum Promise {
     Story,
     /// `queued` is never immortal.
     Queued,
+    /// No node and no pool ever holds more than it has.
+    Room,
 }
 
 impl fmt::Display for Promise {
@@ -63,6 +66,7 @@ impl fmt::Display for Promise {
             Self::P9 => "P9, scheduling goes on within its bound",
             Self::Story => "the story of every task is legal and complete",
             Self::Queued => "queued is never immortal",
+            Self::Room => "no node and no pool holds more than it has",
         };
         f.write_str(meaning)
     }
@@ -101,6 +105,8 @@ pub struct Counts {
     pub epochs: u64,
     /// Overlaps of attempts whose node could not be told to stop: the bound of P7 did not hold.
     pub excused_overlaps: usize,
+    /// Placements that took the last of what a node or a pool had.
+    pub filled: usize,
 }
 
 pub fn check(history: &History) -> Verdict {
@@ -112,6 +118,7 @@ pub fn check(history: &History) -> Verdict {
     requests::check(&index, &mut verdict);
     harm::check(&index, &mut verdict);
     gaps::check(&index, &mut verdict);
+    room::check(&index, &mut verdict);
     count(&index, &mut verdict.counts);
     verdict.violations.sort_by_key(|violation| violation.promise);
     verdict

@@ -4,6 +4,7 @@
 //! A checker must not trust the words of what it checks, so nothing here is a type of the product. Every instant is
 //! wall-clock time of the one machine that everything ran on. A history can be saved and checked again.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -24,6 +25,11 @@ pub struct History {
     pub calls: Vec<Call>,
     pub effects: Vec<Effect>,
     pub faults: Vec<Fault>,
+    /// What there is on nodes and in pools; of those that are not named nothing is promised.
+    #[serde(default)]
+    pub rooms: Vec<Room>,
+    #[serde(default)]
+    pub needs: Vec<Need>,
     pub limits: Limits,
     /// When everything was read. Nothing is expected of what fell due just before.
     pub ended_at: Timestamp,
@@ -225,6 +231,40 @@ pub struct Hit {
     pub epoch: u64,
     /// It goes on only under a later epoch.
     pub deposed: bool,
+}
+
+/// How much there is of what attempts take up, from the beginning to the end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    pub of: Place,
+    pub has: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    Node(String),
+    Pool(String),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node {node}"),
+            Self::Pool(pool) => write!(f, "pool {pool}"),
+        }
+    }
+}
+
+/// What every attempt of a task takes up, from its placing to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Need {
+    pub dag: String,
+    pub task: String,
+    /// Of the node it is on.
+    pub of_node: BTreeMap<String, u64>,
+    pub pool: String,
+    pub of_pool: BTreeMap<String, u64>,
 }
 
 /// How long things may take on a busy machine with faults.

@@ -6,6 +6,7 @@
 mod attempts;
 mod owners;
 mod requests;
+mod rooms;
 mod stories;
 
 use jiff::{SignedDuration, Timestamp};
@@ -59,6 +60,13 @@ pub const ALL: &[Mutation] = &[
     of("a try is not kept", Promise::Story, stories::try_is_not_kept),
     of("a process outlives its run", Promise::Story, stories::process_outlives_its_run),
     of("an attempt stays queued for ever", Promise::Queued, attempts::immortal_queued),
+    of("a task is placed on a node that is full", Promise::Room, rooms::placed_on_a_full_node),
+    of(
+        "a task is placed on a node that could never hold it",
+        Promise::Room,
+        rooms::node_smaller_than_its_task,
+    ),
+    of("a pool lends slots that it does not have", Promise::Room, rooms::pool_lends_what_it_has_not),
 ];
 
 const fn of(name: &'static str, breaks: Promise, apply: fn(&mut History) -> Option<()>) -> Mutation {

@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use tenure_judge::checker::{Promise, check, tell};
-use tenure_judge::history::{History, RunName};
+use tenure_judge::history::{History, RunName, TrailRow};
 use tenure_judge::mutations;
 
 #[test]
@@ -17,6 +17,7 @@ fn a_good_history_breaks_no_promise() {
     assert_eq!(verdict.counts.given_up, 1);
     assert!(verdict.counts.reported_elsewhere > 0, "{:?}", verdict.counts);
     assert_eq!(verdict.gaps.len(), 1, "one fault has hit one scope");
+    assert!(verdict.counts.filled > 2, "{:?}", verdict.counts);
 }
 
 #[test]
@@ -44,7 +45,7 @@ fn every_mutation_is_reported_as_the_promise_it_breaks_and_no_other() {
 fn every_promise_has_a_mutation() {
     use Promise::*;
     let broken: BTreeSet<Promise> = mutations::ALL.iter().map(|mutation| mutation.breaks).collect();
-    assert_eq!(broken, BTreeSet::from([P1, P2, P3, P4, P5, P6, P7, P8, P9, Story, Queued]));
+    assert_eq!(broken, BTreeSet::from([P1, P2, P3, P4, P5, P6, P7, P8, P9, Story, Queued, Room]));
 }
 
 #[test]
@@ -67,6 +68,30 @@ fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
     let promises: Vec<Promise> =
         check(&history).violations.iter().map(|violation| violation.promise).collect();
     assert_eq!(promises, [Promise::P7]);
+}
+
+#[test]
+fn a_place_that_one_run_leaves_may_go_to_another_in_the_same_transaction_and_not_before() {
+    let mut history = support::good();
+    let tells = |row: &TrailRow, event: &str| row.entries.iter().any(|entry| entry.event == event);
+    let end = history.trail.iter().position(|row| tells(row, "succeeded") && row.scope.is_some()).unwrap();
+    let ended = history.trail[end].entries[0].clone();
+    // The place that it leaves goes to a task of another run, in a row before its own.
+    let next = history.trail[end + 1..].iter().position(|row| tells(row, "bound")).unwrap() + end + 1;
+    let mut bound = history.trail.remove(next);
+    bound
+        .entries
+        .iter_mut()
+        .filter(|entry| entry.event == "bound")
+        .for_each(|entry| entry.node = ended.node.clone());
+    (bound.committed_at, bound.seq) = (history.trail[end].committed_at, history.trail[end].seq - 1);
+    history.trail.insert(end, bound);
+    let crowded = |history: &History| {
+        check(history).violations.iter().any(|violation| violation.promise == Promise::Room)
+    };
+    assert!(!crowded(&history), "one transaction");
+    history.trail[end].committed_at -= jiff::SignedDuration::from_micros(1);
+    assert!(crowded(&history), "two of them");
 }
 
 #[test]

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tenure_judge::history::{
-    Entry, Fault, FenceRow, History, Limits, RunName, RunRow, Schedule, TaskRow, TermRow, TrailRow, TryRow,
+    Entry, Fault, FenceRow, History, Limits, Place, Room, RunName, RunRow, Schedule, TaskRow, TermRow,
+    TrailRow, TryRow,
 };
 use tenure_lease::{FenceStore, HISTORY, LeaseStore, Scope};
 use tenure_model::{RunType, ShardId, TenantId};
-use tenure_store::{AuditEntry, CONTROLLER_SCOPE, Paging, TiQuery, Views};
+use tenure_store::{AuditEntry, CONTROLLER_SCOPE, Paging, PoolRecord, SchedulingStore, TiQuery, Views};
 
 use crate::workload::Workload;
 use crate::world::World;
@@ -71,6 +72,8 @@ pub async fn history(world: &World, workload: &Workload, schedule: Schedule, sha
         calls: workload.calls(),
         effects: world.effects().values().cloned().collect(),
         faults,
+        rooms: rooms(world).await,
+        needs: workload.needs.clone(),
         limits: Limits {
             unclaimed: UNCLAIMED,
             silence: SILENCE,
@@ -79,6 +82,15 @@ pub async fn history(world: &World, workload: &Workload, schedule: Schedule, sha
         },
         ended_at: world.time.now(),
     }
+}
+
+async fn rooms(world: &World) -> Vec<Room> {
+    let nodes = world.store.nodes().await.expect("memory answers");
+    let pools = world.store.pools().await.expect("memory answers");
+    let pool = |pool: PoolRecord| Room { has: pool.resources().0, of: Place::Pool(pool.name.to_string()) };
+    let nodes =
+        nodes.into_iter().map(|node| Room { of: Place::Node(node.node.to_string()), has: node.capacity.0 });
+    nodes.chain(pools.into_iter().map(pool)).collect()
 }
 
 fn trail(world: &World) -> Vec<TrailRow> {

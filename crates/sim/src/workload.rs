@@ -6,12 +6,14 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde_json::json;
 use tenure_clock::Clock;
-use tenure_judge::history::{Answer, Asked, Call, RunName, Schedule};
+use tenure_judge::history::{Answer, Asked, Call, Need, RunName, Schedule};
 use tenure_model::{
-    DagSpec, NewRun, OnDisconnect, RunState, RunType, Schedule as Timetable, TaskKind, TaskSpec, TaskState,
-    TenantId, TriggerRule,
+    DagSpec, NewRun, OnDisconnect, Resources, RunState, RunType, Schedule as Timetable, TaskKind, TaskSpec,
+    TaskState, TenantId, TriggerRule,
 };
-use tenure_store::{ClearRequest, ClearSelection, DagRegistration, IntentStore, StoreError, Trigger};
+use tenure_store::{
+    ClearRequest, ClearSelection, DagRegistration, IntentStore, PoolRecord, StoreError, Trigger,
+};
 
 use tokio_util::task::TaskTracker;
 
@@ -32,6 +34,8 @@ pub struct Workload {
     calls: Mutex<Vec<Call>>,
     /// Tasks that must not run on without contact.
     pub fenced: Vec<(String, String)>,
+    /// What each task takes up.
+    pub needs: Vec<Need>,
 }
 
 impl Workload {
@@ -43,6 +47,7 @@ impl Workload {
             dags: vec![],
             calls: Mutex::default(),
             fenced: vec![],
+            needs: vec![],
         };
         for number in 0..4 + workload.dice.below(4) {
             let spec = workload.random_dag(&format!("dag-{number}"));
@@ -91,7 +96,8 @@ impl Workload {
         spec
     }
 
-    async fn register(&self, spec: DagSpec) {
+    async fn register(&mut self, spec: DagSpec) {
+        self.needs.extend(spec.tasks.iter().map(|task| need(&spec, task)));
         let registration = DagRegistration {
             trigger: Trigger { tenant: TenantId::default_tenant(), actor: "user".into(), at: GENESIS },
             spec,
@@ -266,6 +272,17 @@ impl Workload {
 fn work_task(id: &str, takes_ms: u64, fails: u32) -> TaskSpec {
     let argv = vec!["work".into(), takes_ms.to_string(), fails.to_string()];
     TaskSpec { grace: Duration::from_secs(1), ..TaskSpec::new(id, TaskKind::Exec { argv }) }
+}
+
+fn need(dag: &DagSpec, task: &TaskSpec) -> Need {
+    let of_node = task.resources.clone().with(Resources::TASKS, 1_000);
+    Need {
+        dag: dag.id.to_string(),
+        task: task.id.to_string(),
+        of_node: of_node.0,
+        pool: task.pool.to_string(),
+        of_pool: [(PoolRecord::SLOTS.to_owned(), u64::from(task.pool_slots) * 1_000)].into(),
+    }
 }
 
 fn by_user(replica: &Replica) -> Trigger {

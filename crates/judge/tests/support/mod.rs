@@ -1,12 +1,12 @@
 //! A small good history, written by hand: two shards, a failover, a retry, a clear, a cancel, a lost node, an
-//! attempt that nobody claimed, and a timetable.
+//! attempt that nobody claimed, nodes that are full, and a timetable.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tenure_judge::history::{
-    Aftermath, Answer, Asked, Call, Effect, End, Entry, Fault, FenceRow, History, Hit, Limits, RunName,
-    RunRow, Schedule, Start, TaskRow, TermRow, TrailRow, TryRow,
+    Aftermath, Answer, Asked, Call, Effect, End, Entry, Fault, FenceRow, History, Hit, Limits, Need, Place,
+    Room, RunName, RunRow, Schedule, Start, TaskRow, TermRow, TrailRow, TryRow,
 };
 
 const ANNA: &str = "anna";
@@ -17,6 +17,7 @@ const SHARD_5: &str = "scheduler/shard-05";
 pub fn good() -> History {
     let mut scribe = Scribe::new();
     scribe.plain_chain();
+    scribe.side_by_side();
     scribe.flaky();
     scribe.cleared();
     scribe.cancelled();
@@ -62,6 +63,13 @@ impl Scribe {
         let history = History {
             terms: vec![term(SHARD_3, 1, ANNA), term(SHARD_5, 1, ANNA), term(SHARD_5, 2, BERT)],
             fences: vec![fence(SHARD_3, 1), fence(SHARD_5, 2)],
+            rooms: vec![
+                room(Place::Node("n1".into()), "tasks", 1),
+                room(Place::Node("n2".into()), "tasks", 1),
+                room(Place::Node("n3".into()), "tasks", 1),
+                room(Place::Pool("default".into()), "slots", 2),
+            ],
+            needs: [("chain", "a"), ("chain", "b"), ("flaky", "f"), ("wide", "w")].map(need).into(),
             limits: Limits { silence: Duration::from_secs(5), ..Limits::default() },
             ..History::default()
         };
@@ -75,6 +83,23 @@ impl Scribe {
         for task in ["a", "b"] {
             let mut task = self.task(&run, task);
             self.runs_to(&mut task, "n1", 0);
+        }
+        self.finished(&run, "success");
+    }
+
+    /// On two nodes, which are full with that, and so is the pool.
+    fn side_by_side(&mut self) {
+        let run = self.triggered("chain", "r4");
+        self.started(&run);
+        let mut tasks = ["a", "b"].map(|task| self.task(&run, task));
+        let mut attempts = vec![];
+        for (task, node) in tasks.iter_mut().zip(["n1", "n2"]) {
+            self.step(task, "scheduled", "none", "scheduled", None);
+            attempts.push(self.placed_and_claimed(task, node));
+        }
+        for ((task, node), attempt) in tasks.iter_mut().zip(["n1", "n2"]).zip(&attempts) {
+            self.ran(task, attempt, Some(0));
+            self.ended(task, attempt, node, "succeeded", "success", None);
         }
         self.finished(&run, "success");
     }
@@ -397,6 +422,20 @@ impl Scribe {
             bound,
             aftermath,
         });
+    }
+}
+
+fn room(of: Place, name: &str, has: u64) -> Room {
+    Room { of, has: [(name.to_owned(), has)].into() }
+}
+
+fn need((dag, task): (&str, &str)) -> Need {
+    Need {
+        dag: dag.into(),
+        task: task.into(),
+        of_node: [("tasks".to_owned(), 1)].into(),
+        pool: "default".into(),
+        of_pool: [("slots".to_owned(), 1)].into(),
     }
 }
 
