@@ -105,5 +105,5 @@ pub fn measure(options: &Options<'_>) -> Result<Report> {
     if wanted(Part::Slow) {
         slow::measure(&mut bench)?;
     }
-    Ok(Report { family: "cluster", machine, figures: bench.figures })
+    Ok(Report { family: "cluster".into(), machine, figures: bench.figures })
 }

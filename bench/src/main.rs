@@ -6,6 +6,7 @@
 
 mod agents;
 mod cluster;
+mod compare;
 mod floors;
 mod lease;
 mod placement;
@@ -14,12 +15,19 @@ mod server;
 mod skeleton;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 
+use report::Report;
+
+/// Measures Tenure from outside.
 #[derive(Debug, Parser)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Args {
+    #[command(subcommand)]
+    instead: Option<Instead>,
     /// What to measure
     #[arg(value_enum, default_value_t)]
     family: Family,
@@ -44,9 +52,19 @@ struct Args {
     /// Also write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also show the figures beside those of an earlier --json
+    #[arg(long, value_name = "OLD")]
+    compare: Option<PathBuf>,
     /// What the lease family starts its own processes with
     #[arg(long, hide = true)]
     as_candidate: Option<String>,
+}
+
+/// What needs no measurement.
+#[derive(Debug, Subcommand)]
+enum Instead {
+    /// Show two reports side by side
+    Compare { old: PathBuf, new: PathBuf },
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -64,11 +82,26 @@ enum Family {
     Placement,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<()> {
     if let Some(candidate) = &args.as_candidate {
         return lease::member::run(&serde_json::from_str(candidate)?);
     }
+    if let Some(Instead::Compare { old, new }) = &args.instead {
+        print!("{}", compare::compared(&Report::read_json(old)?, &Report::read_json(new)?));
+        return Ok(());
+    }
+    // Before anything is measured: a wrong name must not cost an hour.
+    let old = args.compare.as_deref().map(Report::read_json).transpose()?;
     let binary = args.binary.context("--binary is missing")?;
     let report = match args.family {
         Family::Skeleton => skeleton::measure(&binary, args.samples.unwrap_or(20))?,
@@ -87,6 +120,9 @@ fn main() -> Result<()> {
     report.print();
     if let Some(file) = &args.json {
         report.write_json(file)?;
+    }
+    if let (Some(old), Some(file)) = (&old, &args.compare) {
+        print!("\nbeside {}\n{}", file.display(), compare::compared(old, &report));
     }
     Ok(())
 }

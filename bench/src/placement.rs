@@ -52,7 +52,7 @@ pub fn measure(samples: usize) -> Result<Report> {
     let explain = |_| timed(|| nodes.explain(&large, &nothing[0]));
     let times = (0..samples).map(explain).collect::<Result<Vec<_>>>()?;
     figures.push(micros("every reason of 1,000 nodes, explained", &times));
-    Ok(Report { family: "placement", machine, figures })
+    Ok(Report { family: "placement".into(), machine, figures })
 }
 
 fn micros(name: &str, times: &[Duration]) -> Figure {

@@ -5,36 +5,42 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    pub family: &'static str,
+    pub family: String,
     pub machine: Machine,
     pub figures: Vec<Figure>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
+    /// As the kernel names its model. Older reports do not say.
+    #[serde(default)]
+    pub processor: String,
     pub cores: usize,
     pub memory_gib: u64,
     pub kernel: String,
     pub load_before: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     pub name: String,
-    pub unit: &'static str,
+    pub unit: String,
     pub samples: usize,
+    #[serde(deserialize_with = "number")]
     pub p50: f64,
+    #[serde(deserialize_with = "number")]
     pub p99: f64,
+    #[serde(deserialize_with = "number")]
     pub max: f64,
     /// What was set for it, if anything.
     pub goals: Vec<Goal>,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
     pub of: Statistic,
     pub bound: Bound,
@@ -42,7 +48,7 @@ pub struct Goal {
     pub kept: bool,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Statistic {
     P50,
@@ -50,7 +56,7 @@ pub enum Statistic {
     Max,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
     AtMost,
@@ -60,8 +66,11 @@ pub enum Bound {
 impl Machine {
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = read("/proc/cpuinfo");
+        let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
         let kib = read("/proc/meminfo").split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
         Self {
+            processor: model.map_or("unknown", |(_, name)| name.trim()).to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_gib: kib.unwrap_or(0) / 1024 / 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
@@ -84,7 +93,7 @@ impl Figure {
         };
         let figure = Self {
             name: name.into(),
-            unit,
+            unit: unit.to_owned(),
             samples: values.len(),
             p50: at(0.5),
             p99: at(0.99),
@@ -147,13 +156,16 @@ impl Figure {
     }
 }
 
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { processor, cores, memory_gib, kernel, load_before } = self;
+        write!(f, "{cores} cores ({processor}), {memory_gib} GiB, Linux {kernel}, load before {load_before}")
+    }
+}
+
 impl Report {
     pub fn print(&self) {
-        let machine = &self.machine;
-        println!(
-            "\n{} on {} cores, {} GiB, Linux {}, load before {}",
-            self.family, machine.cores, machine.memory_gib, machine.kernel, machine.load_before
-        );
+        println!("\n{} on {}", self.family, self.machine);
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
         table.set_header(["figure", "unit", "n", "p50", "p99", "max", "goal", "/ goal", "kept"]);
@@ -165,7 +177,7 @@ impl Report {
             let [goals, ratios, kept] = figure.verdict();
             table.add_row([
                 figure.name.clone(),
-                figure.unit.to_owned(),
+                figure.unit.clone(),
                 figure.samples.to_string(),
                 number(figure.p50),
                 number(figure.p99),
@@ -178,8 +190,62 @@ impl Report {
         println!("{table}");
     }
 
+    /// What `write_json` has written.
+    pub fn read_json(file: &Path) -> Result<Self> {
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a report of this benchmark (see --json)", file.display()))
+    }
+
     pub fn write_json(&self, file: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         std::fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+/// JSON has no word for what lies beyond the last bucket, or was never seen: it is written as null.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what one run writes, a later one reads.
+
+    use super::*;
+
+    fn written(report: &Report) -> (tempfile::TempDir, std::path::PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("figures.json");
+        report.write_json(&file).expect("written");
+        (folder, file)
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_written() {
+        let figure = Figure::of("chain", "ms", vec![3.0, 1.0, 2.0], Some(2.5)).at_least(Statistic::Max, 4.0);
+        let report = Report { family: "skeleton".into(), machine: Machine::here(), figures: vec![figure] };
+        let (_folder, file) = written(&report);
+        assert_eq!(Report::read_json(&file).expect("read"), report);
+    }
+
+    #[test]
+    fn what_json_cannot_say_is_read_as_unknown() {
+        let figures = vec![Figure::one("a pass", "ms", f64::INFINITY)];
+        let report = Report { family: "cluster".into(), machine: Machine::here(), figures };
+        let (_folder, file) = written(&report);
+        assert!(Report::read_json(&file).expect("read").figures[0].p50.is_nan());
+    }
+
+    #[test]
+    fn a_file_that_is_no_report_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("old.json");
+        let told = |file: &Path| format!("{:#}", Report::read_json(file).expect_err("no report"));
+        assert!(told(&file).starts_with(&format!("cannot read {}: ", file.display())));
+        std::fs::write(&file, "{}").expect("written");
+        let expected = "old.json is not a report of this benchmark (see --json): missing field `family`";
+        assert!(told(&file).contains(expected), "{}", told(&file));
     }
 }

@@ -21,6 +21,11 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
 }
 
 pub fn release_binary(name: &str) -> PathBuf {
+    built("release", name)
+}
+
+/// A program that cargo has built; `folder` is the profile's, which is `debug` for the profile of tests.
+pub fn built(folder: &str, name: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    target.join("release").join(name)
+    target.join(folder).join(name)
 }
