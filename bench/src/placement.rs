@@ -84,7 +84,8 @@ fn place_all(mut cluster: Cluster, shapes: &[Request], histories: &[History]) ->
 /// What tasks need has run on ten nodes, for each of a hundred tasks on others.
 fn histories() -> Vec<History> {
     let near = |first: usize| {
-        let nodes = (0..10).map(|number| NodeId::from(format!("node-{:04}", (first * 10 + number * 7) % NODES)));
+        let nodes =
+            (0..10).map(|number| NodeId::from(format!("node-{:04}", (first * 10 + number * 7) % NODES)));
         nodes.map(|node| (node, 1)).collect()
     };
     (0..100).map(|first| History { near: near(first), ..History::default() }).collect()

@@ -97,8 +97,14 @@ impl Policy {
         };
         let spread = facts.beyond_least.map_or(0, |beyond| MOST_POINTS / (1 + i64::from(beyond)));
         let failed_here = if facts.failed_here { -MOST_POINTS } else { 0 };
-        let Weights { locality, failed_lately, load: by_load, preferred, spread: by_spread, failed_here: here } =
-            self.weights;
+        let Weights {
+            locality,
+            failed_lately,
+            load: by_load,
+            preferred,
+            spread: by_spread,
+            failed_here: here,
+        } = self.weights;
         ScoreParts {
             load: load * i64::from(by_load),
             preferred: facts.preferred * i64::from(preferred),

@@ -174,7 +174,8 @@ fn a_group_is_spread_over_the_values_of_a_label() {
 fn a_try_avoids_the_node_that_failed_the_one_before_if_it_can() {
     let mut cluster = cluster(&[("a", node("cpu=9")), ("b", node("cpu=2"))]);
     let a = NodeId::new("a");
-    let ones = (0..3).map(|_| cluster.place(&request("cpu=1"), &History::failed_on(a.clone())).unwrap().to_string());
+    let ones =
+        (0..3).map(|_| cluster.place(&request("cpu=1"), &History::failed_on(a.clone())).unwrap().to_string());
     assert_eq!(ones.collect::<Vec<_>>(), ["b", "b", "a"]);
 }
 
@@ -248,7 +249,11 @@ fn of_a_shared_node_only_the_own_share_is_used_and_a_better_one_is_named() {
     let picky = Request { affinity: Affinity { prefer, spread: None }, ..request("cpu=1") };
     let (a, b) = (NodeId::new("a"), NodeId::new("b"));
     assert_eq!(cluster.better_elsewhere(&picky, &History::default()), Some(b.clone()));
-    assert_eq!(cluster.better_elsewhere(&request("cpu=1"), &ran_on(&[("b", 1)])), None, "who has no wishes asks for nothing");
+    assert_eq!(
+        cluster.better_elsewhere(&request("cpu=1"), &ran_on(&[("b", 1)])),
+        None,
+        "who has no wishes asks for nothing"
+    );
     assert_eq!(cluster.better_elsewhere(&request("cpu=1"), &History::failed_on(a)), Some(b));
     assert_eq!(places(&mut cluster, &request("cpu=1"), 3), "a a -");
     assert_eq!(cluster.attainable(&request("cpu=1")), Some(NodeId::new("b")));

@@ -429,9 +429,9 @@ impl Ledger {
             Limit::Quota(tenant, shape) => {
                 self.room_of_quota(tenant, &self.shapes[shape.0 as usize].resources)
             }
-            Limit::Capacity(shape) => {
-                usize::from(self.cluster.choose(&self.shapes[shape.0 as usize], &History::default()).is_some())
-            }
+            Limit::Capacity(shape) => usize::from(
+                self.cluster.choose(&self.shapes[shape.0 as usize], &History::default()).is_some(),
+            ),
         }
     }
 

@@ -90,7 +90,8 @@ async fn a_task_goes_to_the_node_where_what_it_needs_has_run_and_many_go_on_to_o
     for name in ["a", "b", "c"] {
         node(&rig, &owner, name, &[&format!("name={name}")], |_| ()).await;
     }
-    let first = |id: &str| TaskSpec { node_selector: [("name".to_owned(), "b".to_owned())].into(), ..exec(id) };
+    let first =
+        |id: &str| TaskSpec { node_selector: [("name".to_owned(), "b".to_owned())].into(), ..exec(id) };
     rig.register(DagSpec::new("one", vec![first("x"), exec("y").needs(&["x"])])).await;
     rig.trigger("one", "r").await;
     assert_eq!(owner.play(Outcome::Success).await.node.as_str(), "b");

@@ -143,10 +143,9 @@ impl Nemesis {
 
     /// What is asked of the store, the most important more often.
     fn a_verb(&self) -> &'static str {
-        match self.dice.chance(50.0) {
-            true => *self.dice.pick(&["commit_pass", "commit_pass", "record_reports", "renew", "acquire"]),
-            false => *self.dice.pick(&STORE_VERBS),
-        }
+        const MOST: [&str; 5] = ["commit_pass", "commit_pass", "record_reports", "renew", "acquire"];
+        let verbs: &[&'static str] = if self.dice.chance(50.0) { &MOST } else { &STORE_VERBS };
+        verbs[self.dice.below(verbs.len())]
     }
 
     /// Replicas that hold shards, more often than not.
@@ -247,11 +246,11 @@ impl Nemesis {
                 let trap = match self.dice.below(10) {
                     0..3 => {
                         let who = Party::Agent(self.an_agent());
-                        Trap { who, step: *self.dice.pick(&AGENT_STEPS), after: false }
+                        Trap { who, step: AGENT_STEPS[self.dice.below(AGENT_STEPS.len())], after: false }
                     }
                     3..5 => {
                         let who = Party::Replica(self.an_owner().await);
-                        Trap { who, step: *self.dice.pick(&DISPATCH_STEPS), after }
+                        Trap { who, step: DISPATCH_STEPS[self.dice.below(DISPATCH_STEPS.len())], after }
                     }
                     _ => Trap { who: Party::Replica(self.an_owner().await), step: self.a_verb(), after },
                 };

@@ -22,7 +22,9 @@ pub fn since_begun() -> Vec<String> {
 }
 
 fn keep(panic: &PanicHookInfo<'_>) {
-    let what = panic.payload_as_str().unwrap_or("no words");
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let what = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     SEEN.with_borrow_mut(|seen| seen.push(format!("{what} ({place})")));
 }

@@ -21,6 +21,7 @@ const TICK_LATENESS: Duration = Duration::from_secs(600);
 
 pub async fn history(world: &World, workload: &Workload, schedule: Schedule, shards: u16) -> History {
     let store = &world.store;
+    let rooms = rooms(world).await;
     let runs = store.all_runs();
     let mut tasks = vec![];
     let mut tries = vec![];
@@ -72,7 +73,7 @@ pub async fn history(world: &World, workload: &Workload, schedule: Schedule, sha
         calls: workload.calls(),
         effects: world.effects().values().cloned().collect(),
         faults,
-        rooms: rooms(world).await,
+        rooms,
         needs: workload.needs.clone(),
         limits: Limits {
             unclaimed: UNCLAIMED,

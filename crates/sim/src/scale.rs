@@ -51,6 +51,8 @@ const ONE_IS_GREEDY: usize = 50;
 const GREED: f64 = 0.3;
 const BURST_EVERY: Duration = Duration::from_secs(30);
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// In samples.
+const TELL_EVERY: usize = 30;
 /// Nothing here takes longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -394,7 +396,7 @@ impl Stage {
             measured.shards_half_way = Spread::of(tally.done_of_asked());
         }
         measured.samples.push(sample);
-        if measured.samples.len() % 30 == 0 {
+        if measured.samples.len().is_multiple_of(TELL_EVERY) {
             (self.tell)(format!(
                 "{:>7.1} s  shards {}–{} each, {} without an owner; {} tasks done, {} running",
                 sample.at, sample.fewest, sample.most, sample.unowned, sample.ended, sample.running

@@ -266,7 +266,7 @@ impl RemoteStore {
 
 /// `remote!(self, verb, (owned arguments), call)`, and `remote!(self, look verb, …)` for what changes nothing.
 macro_rules! remote {
-    ($self:ident, look $verb:literal, |$store:ident| $($own:ident),* => $call:expr) => {
+    ($self:ident, look $verb:literal, |$store:ident| => $call:expr) => {
         $self.look($verb, |$store| async move { $call.await }).await
     };
     ($self:ident, $verb:literal, |$store:ident| $($own:ident),* => $call:expr) => {{
@@ -288,7 +288,7 @@ impl SchedulingStore for RemoteStore {
         remote!(self, look "attention", |store| => store.attention(shard, limit))
     }
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
-        remote!(self, look "load_runs", |store| runs => store.load_runs(&runs))
+        remote!(self, look "load_runs", |store| => store.load_runs(runs))
     }
     async fn orphans(
         &self,
@@ -306,16 +306,16 @@ impl SchedulingStore for RemoteStore {
         remote!(self, "record_presence", |store| replica, nodes => store.record_presence(&replica, &nodes))
     }
     async fn present(&self, nodes: &[NodeId], within: Duration) -> Result<Vec<NodeId>, StoreError> {
-        remote!(self, look "present", |store| nodes => store.present(&nodes, within))
+        remote!(self, look "present", |store| => store.present(nodes, within))
     }
     async fn load_dag(&self, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, StoreError> {
-        remote!(self, look "load_dag", |store| tenant, dag => store.load_dag(&tenant, &dag))
+        remote!(self, look "load_dag", |store| => store.load_dag(tenant, dag))
     }
     async fn dag_versions(
         &self,
         wanted: &[DagVersionName],
     ) -> Result<Vec<Result<DagVersion, StoreError>>, StoreError> {
-        remote!(self, look "dag_versions", |store| wanted => store.dag_versions(&wanted))
+        remote!(self, look "dag_versions", |store| => store.dag_versions(wanted))
     }
     async fn read_ahead(&self) -> Result<usize, StoreError> {
         Ok(0)
@@ -326,7 +326,7 @@ impl SchedulingStore for RemoteStore {
         dag: &DagId,
         before: Timestamp,
     ) -> Result<Option<PastRun>, StoreError> {
-        remote!(self, look "past_run", |store| tenant, dag => store.past_run(&tenant, &dag, before))
+        remote!(self, look "past_run", |store| => store.past_run(tenant, dag, before))
     }
     async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         remote!(self, look "pools", |store| => store.pools())

@@ -88,7 +88,8 @@ fn a_request() -> impl Strategy<Value = Request> {
 fn a_history() -> impl Strategy<Value = History> {
     // One more than there are: nodes go, and what has run on them stays known.
     let near = prop::collection::btree_map((0..=NODES).prop_map(name), 0..4u32, 0..3);
-    (prop::option::of((0..NODES).prop_map(name)), near).prop_map(|(failed_on, near)| History { failed_on, near })
+    (prop::option::of((0..NODES).prop_map(name)), near)
+        .prop_map(|(failed_on, near)| History { failed_on, near })
 }
 
 fn an_event() -> impl Strategy<Value = Event> {

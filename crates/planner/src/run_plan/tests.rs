@@ -366,7 +366,8 @@ fn tasks_that_wait_alike_share_what_they_are_until_one_moves() {
 
 #[test]
 fn a_task_knows_where_what_it_needs_has_ended() {
-    let join = TaskSpec { trigger_rule: TriggerRule::AllDone, ..exec("join").needs(&["a", "b", "c", "light"]) };
+    let join =
+        TaskSpec { trigger_rule: TriggerRule::AllDone, ..exec("join").needs(&["a", "b", "c", "light"]) };
     let light = TaskSpec::new("light", TaskKind::Empty);
     let mut plan = running(DagSpec::new("d", vec![exec("a"), exec("b"), exec("c"), light, join]));
     plan.plan(at(1));

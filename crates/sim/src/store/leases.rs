@@ -24,13 +24,13 @@ impl LeaseStore for RemoteStore {
         remote!(self, "release", |store| claim => store.release(&claim))
     }
     async fn list_leases(&self, under: &str) -> Result<Vec<LeaseRecord>, LeaseError> {
-        remote!(self, look "list_leases", |store| under => store.list_leases(&under))
+        remote!(self, look "list_leases", |store| => store.list_leases(under))
     }
     async fn find_lease(&self, scope: &Scope) -> Result<Option<LeaseRecord>, LeaseError> {
-        remote!(self, look "find_lease", |store| scope => store.find_lease(&scope))
+        remote!(self, look "find_lease", |store| => store.find_lease(scope))
     }
     async fn lease_history(&self, scope: &Scope, limit: usize) -> Result<Vec<PastTerm>, LeaseError> {
-        remote!(self, look "lease_history", |store| scope => store.lease_history(&scope, limit))
+        remote!(self, look "lease_history", |store| => store.lease_history(scope, limit))
     }
     fn watch(&self) -> broadcast::Receiver<Hint> {
         self.hints.subscribe()
@@ -46,6 +46,6 @@ impl FenceStore for RemoteStore {
         remote!(self, "install_fence", |store| scope => store.install_fence(&scope, term, floor))
     }
     async fn fence(&self, scope: &Scope) -> Result<Option<(Epoch, Term)>, LeaseError> {
-        remote!(self, look "fence", |store| scope => store.fence(&scope))
+        remote!(self, look "fence", |store| => store.fence(scope))
     }
 }
