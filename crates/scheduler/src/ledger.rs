@@ -29,6 +29,8 @@ pub(crate) enum Limit {
     Quota(TenantId, Shape),
     /// No node has room for this shape of request.
     Capacity(Shape),
+    /// The last attempt of the task was ended by a user, and its node has not said yet that it is gone.
+    Leaving(TiKey),
     /// A node that suits the task better could be had, if this shard asked for a share of it. Waited for until it has
     /// been asked for, whatever the answer, and a few times at the most.
     BetterNode(TiKey),
@@ -402,6 +404,7 @@ impl Ledger {
             shape.map(|shape| [Limit::Quota(wish.tenant.clone(), *shape), Limit::Capacity(*shape)]);
         let others = [
             Limit::BetterNode(ti),
+            Limit::Leaving(ti),
             Limit::Paused(wish.dag),
             Limit::Run(wish.run),
             Limit::TaskInDag(wish.dag, wish.task.clone()),
@@ -418,8 +421,8 @@ impl Ledger {
         match limit {
             // Freed only when the dag is unpaused.
             Limit::Paused(_) => usize::MAX,
-            // Freed only when the share has been asked for.
-            Limit::BetterNode(_) => 1,
+            // Freed only when the share has been asked for, or when the attempt is gone.
+            Limit::BetterNode(_) | Limit::Leaving(_) => 1,
             Limit::Run(run) => below(self.runs.get(run)),
             Limit::TaskInDag(dag, task) => below(self.tasks_in_dags.get(&(*dag, task.clone()))),
             Limit::TaskInRun(run, task) => below(self.tasks_in_runs.get(&(*run, task.clone()))),
@@ -459,6 +462,7 @@ impl Ledger {
                 Some(unplaceable) => Holdup::Nowhere(unplaceable),
                 None => return "a node has room again".into(),
             },
+            Limit::Leaving(_) => return "its last attempt is still being stopped".into(),
             Limit::BetterNode(ti) => {
                 return match self.asked.get(ti) {
                     Some(Asked { node, .. }) => {

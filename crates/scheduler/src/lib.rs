@@ -15,6 +15,7 @@ mod desk;
 mod drains;
 mod inbox;
 mod isolation;
+mod leavers;
 mod ledger;
 mod metrics;
 mod office;

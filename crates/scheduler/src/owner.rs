@@ -23,6 +23,7 @@ use crate::dags::{DagBook, DagNo, SchedulePlan, TenantNo};
 use crate::departures::Departures;
 use crate::inbox::{Envelope, ReportInbox};
 use crate::isolation::{Trap, Work, isolated};
+use crate::leavers::Leavers;
 use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::preemption::Preemption;
@@ -118,6 +119,7 @@ pub(crate) struct ShardOwner {
     pub(crate) trades: Trades,
     pub(crate) watch: NodeWatch,
     pub(crate) departures: Departures,
+    pub(crate) leavers: Leavers,
     pub(crate) preemption: Preemption,
     /// Nodes that came or went since the last look.
     links: watch::Receiver<u64>,
@@ -229,6 +231,7 @@ impl ShardOwner {
             trades: Trades::default(),
             watch: NodeWatch::since(boottime),
             departures: Departures::default(),
+            leavers: Leavers::default(),
             preemption: Preemption::default(),
             links,
             carried,

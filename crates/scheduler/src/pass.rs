@@ -69,6 +69,7 @@ impl ShardOwner {
             self.meet_nodes();
             self.reap_silent(now).await?;
             self.leave_nodes(&mut builder, now).await?;
+            self.see_leavers_off(&mut builder).await?;
             self.make_room(&mut builder, now);
             self.reap_orphans(now).await?;
         }
@@ -117,7 +118,7 @@ impl ShardOwner {
                     self.dags.reschedule(number, now);
                 }
                 // The row has moved on already, whatever becomes of this pass.
-                Attention::Stop { node, attempt } => self.deps.dispatch.stop(node, attempt),
+                Attention::Stop { node, attempt } => self.ended_by_user(node, attempt),
                 Attention::Limits => limits_changed = true,
                 Attention::Shares { of } => self.trades.called(of, self.deps.clock.boottime()),
             }
@@ -163,6 +164,8 @@ impl ShardOwner {
             self.tell_dependents(header.key, number, || {
                 snapshot.tis.iter().map(|cached| (cached.task_id.clone(), cached.ti.state)).collect()
             });
+            self.is_named(&snapshot);
+            let header = &snapshot.header;
             match header.state {
                 RunState::Queued => {
                     self.install_queued(&snapshot.header);
@@ -389,13 +392,17 @@ impl ShardOwner {
                 self.ready.park(Limit::Paused(candidate.dag), candidate);
                 continue;
             }
+            let ti = TiKey::unmapped(key, task);
+            if self.leavers.holds_up(ti) {
+                self.ready.park(Limit::Leaving(ti), candidate);
+                continue;
+            }
             let Some(wish) = self.wish(key, task) else { continue };
             let Some(taken) = place.take().or_else(|| self.deps.dispatch.place()) else {
                 self.ready.push(candidate);
                 self.deps.dispatch.was_full();
                 break;
             };
-            let ti = TiKey::unmapped(key, task);
             match self.ledger.take(ti, wish) {
                 Ok(node) => self.bind(ti, node, taken, builder, now),
                 Err(limit) => {

@@ -42,6 +42,9 @@ impl ShardOwner {
             }
             // Also of one whose link has broken since: what it asks for is not given up in the same breath.
             self.watch.hear(&envelope.report.node, self.deps.clock.boottime());
+            if let ReportBody::End { attempt, ti, .. } = &envelope.report.body {
+                self.has_left(*ti, *attempt);
+            }
             let ack = self.apply_report(&envelope.report.body, builder, now);
             if ack == Ack::Superseded && !envelope.checked {
                 // Another replica may have recorded what this cache has not seen yet, the claim of an end for one.

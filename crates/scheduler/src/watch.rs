@@ -47,6 +47,14 @@ impl NodeWatch {
         self.meeting_due = true;
     }
 
+    /// What the node holds is to be asked for once more.
+    pub fn ask_again(&mut self, node: &NodeId) {
+        if let Some(met) = self.met.get_mut(node) {
+            met.asked = false;
+        }
+        self.meeting_due = true;
+    }
+
     /// This owner has had a link to the node.
     pub fn has_met(&self, node: &NodeId) -> bool {
         self.met.contains_key(node)
@@ -130,6 +138,7 @@ impl ShardOwner {
             return Ok(());
         };
         let has: BTreeSet<AttemptId> = held.iter().map(|held| held.attempt).collect();
+        self.have_left(&node, |attempt| has.contains(&attempt));
         for (ti, attempt) in ran {
             if !has.contains(&attempt) {
                 self.lose(ti, attempt, &FailReason::Lost, now);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rig::{Options, Rig, TrappedClock, exec, failed, wait, whole_second};
+use rig::{Options, Rig, TrappedClock, exec, failed, held, wait, whole_second};
 use tenure_clock::Entropy;
 use tenure_dispatch::PoolSize;
 use tenure_model::{
@@ -413,15 +413,9 @@ async fn a_task_that_depends_on_the_past_waits_for_the_run_before() {
     assert_eq!(owner.play(Outcome::Success).await.run_id, run2);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_cleared_while_it_runs_is_reloaded_and_its_old_attempt_superseded() {
-    let rig = Rig::new().await;
-    rig.register(DagSpec::new("d", vec![exec("a")])).await;
-    let mut owner = rig.owner(Options::default());
-    rig.trigger("d", "r").await;
-    let first = owner.next().await;
-    owner.claim(&first).await;
-    let clear = tenure_store::ClearRequest {
+/// Everything of run `r`, from the beginning.
+fn clear_all() -> tenure_store::ClearRequest {
+    tenure_store::ClearRequest {
         dag: "d".into(),
         run: "r".into(),
         selection: tenure_store::ClearSelection::All,
@@ -434,8 +428,58 @@ async fn a_run_cleared_while_it_runs_is_reloaded_and_its_old_attempt_superseded(
         reset_runs: true,
         latest_version: true,
         dry_run: false,
-    };
-    rig.store.clear(&rig.user(), &clear).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_has_ended_and_cleared_waits_until_its_process_is_gone() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    owner.hands.connect(first.node.as_str(), Some(vec![held(&first)]));
+    rig.store.set_run_state(&rig.user(), &"d".into(), &"r".into(), RunState::Failed).await.unwrap();
+    owner.wait_stopped(first.attempt).await;
+    rig.store.clear(&rig.user(), &clear_all()).await.unwrap();
+    rig.wait_states("d", "r", "scheduled").await;
+    owner.nothing_for(Duration::from_millis(400)).await;
+    assert_eq!(owner.end(&first, Outcome::Failed { reason: FailReason::Stopped }).await, Ack::Superseded);
+    let second = owner.play(Outcome::Success).await;
+    assert_ne!(second.attempt, first.attempt);
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_user_has_ended_is_gone_when_its_node_does_not_have_it() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    owner.hands.connect(first.node.as_str(), Some(vec![held(&first)]));
+    rig.store.set_run_state(&rig.user(), &"d".into(), &"r".into(), RunState::Failed).await.unwrap();
+    owner.wait_stopped(first.attempt).await;
+    rig.store.clear(&rig.user(), &clear_all()).await.unwrap();
+    rig.wait_states("d", "r", "scheduled").await;
+    owner.nothing_for(Duration::from_millis(400)).await;
+    // Its end was told to another replica, which has nobody to pass it on to.
+    owner.hands.connect(first.node.as_str(), Some(vec![]));
+    owner.play(Outcome::Success).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_cleared_while_it_runs_is_reloaded_and_its_old_attempt_superseded() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    rig.trigger("d", "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    rig.store.clear(&rig.user(), &clear_all()).await.unwrap();
     assert_eq!(rig.states("d", "r").await, "restarting");
     owner.wait_stopped(first.attempt).await;
     assert_eq!(owner.end(&first, Outcome::Failed { reason: FailReason::Stopped }).await, Ack::Accepted);
