@@ -45,6 +45,9 @@ impl ShardOwner {
                 Ok(false) => 0,
                 Err(PassError::Store(error)) if !matches!(error, StoreError::Fenced { .. }) => {
                     tracing::warn!(run = run.0, error = %with_causes(&error), "an orphan could not be ended");
+                    // Memory may be ahead of the database now, or behind it.
+                    self.evict(run);
+                    self.stale.insert(run);
                     self.deps.metrics.orphan_reap_errors.inc()
                 }
                 Err(other) => return Err(other),

@@ -194,6 +194,27 @@ async fn a_timetable_that_panics_costs_its_dag_its_ticks_and_nothing_else() {
     assert_eq!(owner.metric("tenure_scheduler_panics_total"), 0.0);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hand_over_that_panics_costs_its_attempt_and_no_other() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a"), exec("b"), exec("c")])).await;
+    let mut owner = rig.owner(Options::default());
+    owner.hands.trap.store(true, Ordering::SeqCst);
+    rig.trigger("d", "r").await;
+    for _ in 0..2 {
+        owner.play(Outcome::Success).await;
+    }
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Failed);
+    let tis = rig.tis("d", "r").await;
+    let failed: Vec<_> = tis.iter().filter(|ti| ti.instance.state == TaskState::Failed).collect();
+    assert_eq!(failed.len(), 1);
+    let reason = failed[0].instance.reason.as_ref().unwrap();
+    assert!(reason.starts_with("could not start: an internal error"), "{reason}");
+    assert_eq!(owner.metric("tenure_dispatch_panics_total"), 1.0);
+    assert_eq!(owner.metric("tenure_scheduler_panics_total"), 0.0);
+    wait("its place is free", || owner.metric("tenure_dispatch_queue_depth") == 0.0).await;
+}
+
 /// A rig whose store does this before each call.
 async fn with_fault(fault: impl Fn(&str) -> Result<(), StoreError> + Send + Sync + 'static) -> Rig {
     let plain = Rig::new().await;

@@ -4,9 +4,11 @@
 
 mod rig;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rig::faulty::{Faulty, unavailable};
 use rig::{Options, Rig, exec, failed, wait, whole_second};
 use tenure_clock::Entropy;
 use tenure_dispatch::PoolSize;
@@ -63,6 +65,14 @@ impl Bench {
             }
         };
         tokio::time::timeout(rig::PATIENCE, seen).await.expect("a statement that waits");
+    }
+
+    /// Everything is done in every run, left `running` by an owner that never came to finish it.
+    async fn orphan_all(&self) {
+        let orphan = "UPDATE task_instances SET state = 'success';
+            UPDATE runs SET state = 'running', started_at = now() - interval '1 hour',
+                updated_at = now() - interval '1 hour', revision = revision + 1";
+        self.client().await.batch_execute(orphan).await.unwrap();
     }
 
     async fn runs(&self, dag: &str) -> usize {
@@ -266,25 +276,60 @@ async fn row_6_a_run_that_panics_the_planner_fails_alone() {
 async fn row_7_an_orphan_that_cannot_be_judged_costs_no_other() {
     let bench = Bench::new().await;
     let rig = &bench.rig;
-    let client = bench.client().await;
     rig.register(DagSpec::new("d", vec![exec("a")])).await;
-    // Two runs in which everything is done, left `running` by an owner that never came to finish them.
     for run in ["poison", "good"] {
         rig.trigger("d", run).await;
     }
-    let orphan = "UPDATE runs SET state = 'running', started_at = now() - interval '1 hour',
-            updated_at = now() - interval '1 hour', revision = revision + 1";
     let config =
         OwnerConfig { orphan_threshold: Duration::from_millis(200), trap: poisoned_orphan, ..quick() };
     let owner = rig.owner(Options { config, ..Options::default() });
     wait("the shard is read", || owner.status().ready).await;
-    client.batch_execute("UPDATE task_instances SET state = 'success'").await.unwrap();
-    client.batch_execute(orphan).await.unwrap();
+    bench.orphan_all().await;
     assert_eq!(rig.wait_end("d", "good").await.state, RunState::Success);
     wait("the other one is counted", || owner.metric("tenure_orphan_panic_total") == 1.0).await;
+    assert_eq!(owner.metric("tenure_orphan_reaped_total"), 1.0);
     let poisoned = rig.wait_end("d", "poison").await;
     assert_eq!(poisoned.state, RunState::Failed);
     assert!(poisoned.reason.unwrap().contains("panicked while judging this run: poison"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orphans_that_cannot_be_listed_or_ended_are_ended_later_and_stop_nothing_else() {
+    let bench = Bench::new().await;
+    // The first search fails, and then the first commit that would end the orphan: after how many searches each was made.
+    let (searched, commits) = (AtomicU32::new(0), Arc::new(Mutex::new(vec![])));
+    let made = Arc::clone(&commits);
+    let store = Faulty::before(bench.rig.store.clone(), move |call| {
+        let fails = match call {
+            "orphans" => searched.fetch_add(1, Ordering::SeqCst) == 0,
+            commit if commit.starts_with("commit_pass") && commit.contains("to: Success") => {
+                let mut made = made.lock().unwrap();
+                made.push(searched.load(Ordering::SeqCst));
+                made.len() == 1
+            }
+            _ => false,
+        };
+        if fails { Err(unavailable()) } else { Ok(()) }
+    });
+    let rig = &Rig::on(store, 1).await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    rig.trigger("d", "r").await;
+    // It is looked for orphans once a second.
+    let config = OwnerConfig { orphan_threshold: Duration::from_secs(2), ..quick() };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    owner.next().await;
+    wait("the search fails", || owner.metric("tenure_orphan_list_error_total") == 1.0).await;
+    bench.orphan_all().await;
+    wait("the end fails", || owner.metric("tenure_orphan_reap_error_total") == 1.0).await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    let commits = commits.lock().unwrap().clone();
+    assert!(
+        commits.len() == 2 && commits[0] == commits[1],
+        "read again at once, not after {commits:?} searches"
+    );
+    assert_eq!(owner.metric("tenure_failed_passes_total"), 0.0);
+    rig.trigger("d", "next").await;
+    assert_eq!(owner.play(Outcome::Success).await.epoch, 1);
 }
 
 fn poisoned_orphan(work: &Work<'_>) {

@@ -116,11 +116,16 @@ async fn a_full_dispatch_pool_leaves_tasks_scheduled_and_loses_none() {
     let mut owner = rig.owner(Options { pool: PoolSize::LITE, doors: 0, ..Options::default() });
     rig.trigger("d", "r").await;
     rig.wait_states("d", "r", &format!("queued queued{}", " scheduled".repeat(8))).await;
+    assert_eq!(owner.metric("tenure_dispatch_queue_depth"), 2.0);
+    assert!(owner.metric("tenure_dispatch_at_capacity_total") > 0.0);
     owner.hands.open.add_permits(100);
     for _ in 0..10 {
         owner.play(Outcome::Success).await;
     }
     assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    wait("nothing is being handed over", || owner.metric("tenure_dispatch_queue_depth") == 0.0).await;
+    assert_eq!(owner.metric("tenure_dispatch_latency_seconds_count"), 10.0);
+    assert!(owner.metric("tenure_dispatch_latency_seconds_sum") > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

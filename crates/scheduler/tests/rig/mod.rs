@@ -44,6 +44,8 @@ pub struct Hands {
     pub open: Semaphore,
     /// How long it takes to hand one over.
     slow: Mutex<Duration>,
+    /// The next hand-over panics.
+    pub trap: AtomicBool,
     nodes: Mutex<BTreeMap<NodeId, FakeNode>>,
     links: watch::Sender<u64>,
 }
@@ -63,6 +65,7 @@ impl Hands {
             stopped: Mutex::default(),
             open: Semaphore::new(doors),
             slow: Mutex::default(),
+            trap: AtomicBool::new(false),
             nodes: Mutex::default(),
             links: watch::Sender::new(0),
         }
@@ -104,6 +107,7 @@ impl Executor for Hands {
         if self.link(&assignment.node).is_none() {
             return Err(AssignError::NotTaken { node: assignment.node, reason: "not connected".into() });
         }
+        assert!(!self.trap.swap(false, Ordering::SeqCst), "planted");
         self.open.acquire().await.unwrap().forget();
         let slow = *self.slow.lock().unwrap();
         tokio::time::sleep(slow).await;
