@@ -48,6 +48,38 @@ fn three_servers_share_eight_shards_out_and_take_over_from_each_other() {
     wait_split(&[(&a, SHARDS)]);
     let said = cluster.ok(&a, &["health"]);
     assert!(said.contains("owns 8 of 8 shards"), "{said}");
+    every_metric_of_reaping_and_dispatch_is_served(&a);
+}
+
+fn every_metric_of_reaping_and_dispatch_is_served(replica: &Replica<'_>) {
+    let (_, served) = replica.api().get_text("/metrics").unwrap();
+    for name in [
+        "tenure_orphan_reaped_total",
+        "tenure_orphan_reap_error_total",
+        "tenure_orphan_list_error_total",
+        "tenure_orphan_panic_total",
+        "tenure_dispatch_queue_depth",
+        "tenure_dispatch_at_capacity_total",
+        "tenure_dispatch_latency_seconds_count",
+        "tenure_agent_lost_tasks_total",
+    ] {
+        assert!(served.lines().any(|line| line.split(' ').next() == Some(name)), "no {name} in {served}");
+    }
+}
+
+/// Without the hint of its broken connection they would be nobody's for a minute.
+#[test]
+fn the_shards_of_a_killed_server_are_taken_over_long_before_its_leases_run_out() {
+    let cluster = Cluster::new();
+    let long = ["--lease-duration", "60s"];
+    let a = cluster.server("a", &["--shards", "8", "--lease-duration", "60s"]);
+    wait_split(&[(&a, SHARDS)]);
+    let b = cluster.server("b", &long);
+    assert!(!a.owned().is_empty(), "it has something to lose");
+    a.kill();
+    let all = || (b.owned().len() == SHARDS).then_some(());
+    let taken = wait_until("the takeover", Duration::from_secs(15), all);
+    assert!(taken.is_some(), "it owns {:?}\n{}", b.owned(), b.log());
 }
 
 #[test]
