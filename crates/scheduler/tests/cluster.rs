@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rig::faulty::Faulty;
 use rig::{Options, Owner, PATIENCE, Rig, exec, wait};
 use tenure_model::{
     Ack, Assignment, DagId, DagSpec, Outcome, PoolName, RunState, ShardId, TaskSpec, TenantId,
@@ -34,6 +35,22 @@ fn dag_of_each_shard() -> BTreeMap<u16, String> {
         }
     }
     unreachable!("every shard is hit")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_reads_dag_versions_ahead() {
+    let rig = Rig::new().await;
+    let leader = replica(&rig, "leader");
+    wait("it leads", || leader.owned().len() == 1).await;
+    let reads = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&reads);
+    let store = Faulty::before(rig.store.clone(), move |call| {
+        counted.fetch_add(usize::from(call == "read_ahead"), Ordering::SeqCst);
+        Ok(())
+    });
+    let standby = replica(&Rig::on(store, 1).await, "standby");
+    wait("it has read ahead", || reads.load(Ordering::SeqCst) > 0).await;
+    assert!(standby.owned().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

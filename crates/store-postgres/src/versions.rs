@@ -28,8 +28,11 @@ pub(crate) async fn load(
     wanted: &[DagVersionName],
 ) -> Result<Vec<Result<DagVersion, StoreError>>, StoreError> {
     let hashes = hashes(pool, wanted).await?;
+    // Held from here on: what is remembered below may displace it.
+    let known: HashMap<usize, Arc<DagSpec>> =
+        hashes.iter().filter_map(|(position, hash)| Some((*position, cache.get(hash)?))).collect();
     let missing: Vec<usize> =
-        hashes.iter().filter(|(_, hash)| cache.get(hash).is_none()).map(|(position, _)| *position).collect();
+        hashes.keys().copied().filter(|position| !known.contains_key(position)).collect();
     let mut specs = specs(pool, wanted, &missing).await?;
     let version = |(position, name): (usize, &DagVersionName)| {
         let DagVersionName { tenant, dag, version } = name.clone();
@@ -42,7 +45,7 @@ pub(crate) async fn load(
                 let what = format!("version {version} of dag {dag}");
                 return Err(StoreError::Corrupt { what, source });
             }
-            None => cache.get(hash).ok_or_else(|| {
+            None => known.get(&position).cloned().ok_or_else(|| {
                 StoreError::Conflict(format!("version {version} of dag {dag} was deleted meanwhile"))
             })?,
         };
@@ -56,6 +59,7 @@ pub(crate) async fn read_ahead(pool: &Pool, cache: &SpecCache) -> Result<usize, 
     let in_force = rows::all(&rows, |cells| {
         Ok(DagVersionName { tenant: cells.text()?, dag: cells.text()?, version: cells.number()? })
     })?;
+    cache.begin_round();
     let mut read = 0;
     for names in in_force.chunks(AHEAD) {
         let hashes = hashes(pool, names).await?;
@@ -67,7 +71,9 @@ pub(crate) async fn read_ahead(pool: &Pool, cache: &SpecCache) -> Result<usize, 
         for (position, spec) in specs(pool, names, &missing).await? {
             // One that makes no sense is told to whoever needs it.
             if let Ok(spec) = spec {
-                cache.remember(hashes[&position].clone(), spec);
+                if !cache.remember_ahead(hashes[&position].clone(), &spec) {
+                    return Ok(read);
+                }
                 read += 1;
             }
         }
