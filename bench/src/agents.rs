@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cluster::site::{self, PATIENCE, Site, TOKEN};
 use crate::report::{Figure, Machine, Report, Statistic};
-use crate::server::{Api, Server};
+use crate::server::{Api, Server, cpu_of, memory_of};
 use crate::skeleton::workload_dags;
 
 const FLEET: usize = 500;
@@ -86,11 +86,17 @@ fn measure_distance(binary: &Path, samples: usize, figures: &mut Vec<Figure>) ->
     for (_, yaml) in &dags {
         site.client.register(yaml, false)?;
     }
-    let _worker = Worker::start(binary, &site.replicas[0].url)?;
+    let worker = Worker::start(binary, &site.replicas[0].url)?;
     let mut outside = Api::new(&site.replicas[0].url, TOKEN);
-    for (dag, name) in [("chain40", "chain of 40 exec [true]"), ("parallel200", "200 parallel exec [true]")] {
+    for (dag, name, tasks) in
+        [("chain40", "chain of 40 exec [true]", 40), ("parallel200", "200 parallel exec [true]", 200)]
+    {
         inside.api.run(dag)?; // the first ones pay for caches and connections
         outside.run(dag)?;
+        let used = |inside: &Server| -> Result<[Duration; 3]> {
+            Ok([inside.cpu()?, site.servers_cpu()?, worker.cpu()?])
+        };
+        let before = used(&inside)?;
         let (mut near, mut far) = (vec![], vec![]);
         for _ in 0..samples {
             near.push(inside.api.run(dag)?);
@@ -101,12 +107,23 @@ fn measure_distance(binary: &Path, samples: usize, figures: &mut Vec<Figure>) ->
             Figure::millis(format!("{name}, over gRPC"), &far, None),
         );
         let ratio = far.p50 / near.p50;
+        let rates = [&near, &far]
+            .map(|took| Figure::rate(format!("{}: tasks through", took.name), "tasks/s", tasks, took));
         figures.extend([near, far]);
+        figures.extend(rates);
         figures.push(
             Figure::one(format!("{name}, over gRPC of in process"), "ratio", ratio)
                 .at_most(Statistic::P50, 1.5),
         );
+        let who = ["server and agent, in process", "server, over gRPC", "agent, over gRPC"];
+        for ((who, before), after) in who.into_iter().zip(before).zip(used(&inside)?) {
+            let name = format!("{name}: processor of {who}");
+            figures.push(Figure::processor(name, "µs/task", after - before, tasks * samples));
+        }
     }
+    figures.push(Figure::one("memory afterwards: server and agent in process", "MB", inside.memory()?));
+    figures.push(Figure::one("memory afterwards: server", "MB", site.servers_memory()?));
+    figures.push(Figure::one("memory afterwards: agent", "MB", memory_of(worker.child.id())?));
     Ok(())
 }
 
@@ -132,6 +149,10 @@ impl Worker {
         let worker = Self { child, _folder: folder };
         worker.wait_heard(server)?;
         Ok(worker)
+    }
+
+    fn cpu(&self) -> Result<Duration> {
+        cpu_of(self.child.id())
     }
 
     fn wait_heard(&self, server: &str) -> Result<()> {

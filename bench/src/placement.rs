@@ -12,6 +12,7 @@ use tenure_model::{Affinity, NodeId, Preference, QueueName, Resources};
 use tenure_placement::{Cluster, History, Node, Policy, Request};
 
 use crate::report::{Figure, Machine, Report};
+use crate::server::memory_of;
 
 const NODES: usize = 1_000;
 const ATTEMPTS: usize = 10_000;
@@ -26,14 +27,19 @@ pub fn measure(samples: usize) -> Result<Report> {
 
     eprintln!("{NODES} nodes, {ATTEMPTS} attempts ({samples} times)");
     let nothing = vec![History::default()];
-    let plain = |_| place_all(cluster(), &shapes(false), &nothing);
+    let plain = |_| place_all(cluster(NODES), &shapes(false), &nothing);
+    let before = processor_time();
     let times = (0..samples).map(plain).collect::<Result<Vec<_>>>()?;
-    figures.push(Figure::millis("1,000 nodes, 10,000 attempts placed", &times, goal));
-    let picky = |_| place_all(cluster(), &shapes(true), &nothing);
+    let used = processor_time() - before;
+    let took = Figure::millis("1,000 nodes, 10,000 attempts placed", &times, goal);
+    let rate = Figure::rate("the same: decisions", "/s", ATTEMPTS, &took);
+    let name = "the same: processor, making the nodes included";
+    figures.extend([took, rate, Figure::processor(name, "µs/attempt", used, ATTEMPTS * samples)]);
+    let picky = |_| place_all(cluster(NODES), &shapes(true), &nothing);
     let times = (0..samples).map(picky).collect::<Result<Vec<_>>>()?;
     figures.push(Figure::millis("the same with preferred labels, spread over zones", &times, goal));
     let histories = histories();
-    let near = |_| place_all(cluster(), &shapes(false), &histories);
+    let near = |_| place_all(cluster(NODES), &shapes(false), &histories);
     let times = (0..samples).map(near).collect::<Result<Vec<_>>>()?;
     figures.push(Figure::millis("the first again, each after ten tasks on ten nodes", &times, goal));
 
@@ -44,7 +50,7 @@ pub fn measure(samples: usize) -> Result<Report> {
     figures.push(Figure::millis("the first again, after 1,000,000 attempts have ended", &times, goal));
 
     eprintln!("what nobody can take");
-    let mut nodes = cluster();
+    let mut nodes = cluster(NODES);
     let large = Request::new(Resources::default().with(Resources::CPU, 1_000_000_000), BTreeMap::new());
     let choose = |_| timed(|| nodes.choose(&large, &nothing[0]));
     let times = (0..ATTEMPTS).map(choose).collect::<Result<Vec<_>>>()?;
@@ -52,11 +58,18 @@ pub fn measure(samples: usize) -> Result<Report> {
     let explain = |_| timed(|| nodes.explain(&large, &nothing[0]));
     let times = (0..samples).map(explain).collect::<Result<Vec<_>>>()?;
     figures.push(micros("every reason of 1,000 nodes, explained", &times));
+    let memory = memory_of(std::process::id())?;
+    figures.push(Figure::one("all of this process: memory", "MB", memory));
     Ok(Report { family: "placement".into(), machine, figures })
 }
 
 fn micros(name: &str, times: &[Duration]) -> Figure {
     Figure::of(name, "µs", times.iter().map(|time| time.as_secs_f64() * 1e6).collect(), None)
+}
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> Result<Duration> {
@@ -91,9 +104,9 @@ fn histories() -> Vec<History> {
     (0..100).map(|first| History { near: near(first), ..History::default() }).collect()
 }
 
-fn cluster() -> Cluster {
+pub fn cluster(nodes: usize) -> Cluster {
     let mut cluster = Cluster::new(Policy::default());
-    for number in 0..NODES {
+    for number in 0..nodes {
         let size = [16, 32, 64][number % 3];
         let mut labels = BTreeMap::from([("zone".to_owned(), format!("z{}", number % 8))]);
         if number.is_multiple_of(2) {
@@ -117,7 +130,7 @@ fn cluster() -> Cluster {
     cluster
 }
 
-fn shapes(picky: bool) -> Vec<Request> {
+pub fn shapes(picky: bool) -> Vec<Request> {
     let shape = |number: usize| {
         let resources = Resources::default()
             .with(Resources::CPU, 250 * (1 + number as u64 % 4))
@@ -138,7 +151,7 @@ fn shapes(picky: bool) -> Vec<Request> {
 
 /// What a scheduler has in memory when much has run and nothing does.
 fn after_much_work() -> Cluster {
-    let (mut cluster, shapes) = (cluster(), shapes(true));
+    let (mut cluster, shapes) = (cluster(NODES), shapes(true));
     let mut running = std::collections::VecDeque::new();
     for attempt in 0..FINISHED {
         let request = &shapes[attempt % SHAPES];

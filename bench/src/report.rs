@@ -111,6 +111,17 @@ impl Figure {
         Self::of(name, unit, vec![value], None)
     }
 
+    /// How many there are in a second, by the median of what so many have taken.
+    pub fn rate(name: impl Into<String>, unit: &'static str, count: usize, took: &Self) -> Self {
+        assert_eq!(took.unit, "ms", "a rate is worked out from milliseconds");
+        Self::one(name, unit, count as f64 / took.p50 * 1_000.0)
+    }
+
+    /// Processor time for each of so many.
+    pub fn processor(name: impl Into<String>, unit: &'static str, used: Duration, count: usize) -> Self {
+        Self::one(name, unit, used.as_secs_f64() * 1e6 / count as f64)
+    }
+
     pub fn at_most(self, of: Statistic, value: f64) -> Self {
         self.goal(of, Bound::AtMost, value)
     }
@@ -136,23 +147,40 @@ impl Figure {
         }
     }
 
+    pub fn is_kept(&self) -> bool {
+        self.goals.iter().all(|goal| goal.kept)
+    }
+
     /// The goals, what was measured against each, and whether all are kept.
     fn verdict(&self) -> [String; 3] {
-        let goal = |goal: &Goal| {
-            let bound = match goal.bound {
-                Bound::AtMost => "≤",
-                Bound::AtLeast => "≥",
-            };
-            format!("{:?} {bound} {}", goal.of, goal.value).to_lowercase()
-        };
+        let goal = |goal: &Goal| format!("{} {} {}", goal.of, goal.bound, goal.value);
         let ratio = |goal: &Goal| format!("{:.2}", self.statistic(goal.of) / goal.value);
         let all = |text: &dyn Fn(&Goal) -> String| self.goals.iter().map(text).collect::<Vec<_>>().join(", ");
         let kept = match self.goals.as_slice() {
             [] => "",
-            goals if goals.iter().all(|goal| goal.kept) => "yes",
+            _ if self.is_kept() => "yes",
             _ => "no",
         };
         [all(&goal), all(&ratio), kept.to_owned()]
+    }
+}
+
+impl std::fmt::Display for Statistic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::P50 => "p50",
+            Self::P99 => "p99",
+            Self::Max => "max",
+        })
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::AtMost => "≤",
+            Self::AtLeast => "≥",
+        })
     }
 }
 

@@ -13,12 +13,12 @@ use crate::server::Server;
 const IDLE_DAGS: usize = 1_000;
 const IDLE_FOR: Duration = Duration::from_secs(20);
 
-/// A workload and what it should not exceed, in milliseconds, on SQLite and on Postgres.
-const WORKLOADS: [(&str, &str, f64, f64); 4] = [
-    ("chain40", "chain of 40 exec [true]", 250.0, 400.0),
-    ("parallel200", "200 parallel exec [true]", 600.0, 600.0),
-    ("empty1000", "1,000 empty", 100.0, 100.0),
-    ("empty10000", "10,000 empty", 1_000.0, 1_000.0),
+/// A workload, its tasks, and what it should not exceed, in milliseconds, on SQLite and on Postgres.
+const WORKLOADS: [(&str, &str, usize, f64, f64); 4] = [
+    ("chain40", "chain of 40 exec [true]", 40, 250.0, 400.0),
+    ("parallel200", "200 parallel exec [true]", 200, 600.0, 600.0),
+    ("empty1000", "1,000 empty", 1_000, 100.0, 100.0),
+    ("empty10000", "10,000 empty", 10_000, 1_000.0, 1_000.0),
 ];
 
 pub fn measure(binary: &Path, samples: usize) -> Result<Report> {
@@ -56,14 +56,19 @@ fn measure_workloads(binary: &Path, samples: usize, on: Database, figures: &mut 
         (on == Database::Postgres).then(|| Postgres::own(Settings { fsync: true, ..Settings::default() }));
     let url = postgres.as_ref().map(|server| server.url());
     let mut server = Server::start(binary, &workload_dags(), url.as_deref())?;
-    for (dag, name, sqlite_goal, postgres_goal) in WORKLOADS {
+    for (dag, name, tasks, sqlite_goal, postgres_goal) in WORKLOADS {
         server.api.run(dag)?; // the first one pays for caches and connections
+        let before = server.cpu()?;
         let times = (0..samples).map(|_| server.api.run(dag)).collect::<Result<Vec<_>>>()?;
         let (database, goal) = match on {
             Database::Sqlite => ("SQLite", sqlite_goal),
             Database::Postgres => ("Postgres", postgres_goal),
         };
-        figures.push(Figure::millis(format!("{name}, {database}"), &times, Some(goal)));
+        let took = Figure::millis(format!("{name}, {database}"), &times, Some(goal));
+        let used = server.cpu()? - before;
+        let rate = Figure::rate(format!("{name}, {database}: tasks through"), "tasks/s", tasks, &took);
+        let name = format!("{name}, {database}: processor of server and agent");
+        figures.extend([took, rate, Figure::processor(name, "µs/task", used, tasks * samples)]);
     }
     figures.push(Figure::of(
         if on == Database::Sqlite { "memory afterwards, SQLite" } else { "memory afterwards, Postgres" },

@@ -38,7 +38,9 @@ pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
     let mut site = Site::open(bench.options.binary, &bench.postgres, REPLICAS, &[])?;
     let load = Load::prepare(&site)?;
     let (mut next_start, mut next_term, mut slowest) = (vec![], vec![], vec![]);
+    let (mut load_costs, mut memory) = (0.0, 0.0);
     load.under(&mut site, |site, agents| {
+        load_costs = share(site)?;
         for number in 0..kills {
             // So that a crash does not always meet the same moment between two renewals.
             std::thread::sleep(QUIET + Duration::from_millis((number as u64 * 37) % 400));
@@ -75,6 +77,7 @@ pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
             site.replicas[victim].start()?;
             site.wait_balanced()?;
         }
+        memory = site.servers_memory()?;
         Ok(())
     })?;
     bench.figures.push(
@@ -92,7 +95,21 @@ pub fn kill(bench: &mut Bench<'_>) -> Result<()> {
         None,
     ));
     bench.figures.push(Figure::millis("kill -9: the last of its busy shards starts a task", &slowest, None));
+    bench.figures.push(Figure::one(
+        "3 replicas under that load, before the kills",
+        "% of a core",
+        load_costs,
+    ));
+    bench.figures.push(Figure::one("3 replicas after the kills: memory, together", "MB", memory));
     Ok(())
+}
+
+/// Of one core, what the replicas use together while nothing fails.
+fn share(site: &Site) -> Result<f64> {
+    std::thread::sleep(QUIET);
+    let (before, began) = (site.servers_cpu()?, Instant::now());
+    std::thread::sleep(2 * QUIET);
+    Ok((site.servers_cpu()? - before).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0)
 }
 
 /// Every replica is told to end and started again, one after the other.

@@ -26,6 +26,7 @@ pub fn measure(bench: &mut Bench<'_>) -> Result<()> {
     register(&site, &first)?;
     ensure!(Timestamp::now() < first.timestamp(), "registering {DAGS} dags took too long");
 
+    let before = site.servers_cpu()?;
     // Both clocks run alike here; the starts are on one and the schedule on the other.
     let booted = Timestamp::now() - jiff::SignedDuration::try_from(boottime())?;
     let total = DAGS * MINUTES as usize;
@@ -45,6 +46,11 @@ pub fn measure(bench: &mut Bench<'_>) -> Result<()> {
         Figure::of(format!("{DAGS} dags due at once: due to started"), "ms", late, None)
             .at_most(Statistic::P99, 1_000.0),
     );
+    let used = site.servers_cpu()? - before;
+    let name = format!("{DAGS} dags due at once: processor of server");
+    bench.figures.push(Figure::processor(name, "µs/task", used, total));
+    let memory = site.servers_memory()?;
+    bench.figures.push(Figure::one(format!("{DAGS} dags due at once: memory afterwards"), "MB", memory));
     Ok(())
 }
 

@@ -35,11 +35,6 @@ impl Flow {
     pub fn rate(&self) -> f64 {
         self.tasks as f64 / self.took.as_secs_f64()
     }
-
-    /// Microseconds of processor time for each task.
-    fn each(&self, used: Duration) -> f64 {
-        used.as_secs_f64() * 1e6 / self.tasks as f64
-    }
 }
 
 /// One replica with nothing else to do; also the floor.
@@ -65,6 +60,7 @@ pub fn pair(bench: &mut Bench<'_>, empty: &Flow) -> Result<()> {
     let flow = flow(bench, &site, "noop")?;
     bench.figures.push(Figure::one("two replicas: tasks through", "/s", flow.rate()));
     processors(bench, "two replicas", &flow);
+    bench.figures.push(Figure::one("two replicas: memory afterwards, together", "MB", flow.memory));
     bench.figures.push(
         Figure::one("two replicas, of one", "ratio", flow.rate() / empty.rate())
             .at_least(Statistic::P50, 1.0),
@@ -75,7 +71,8 @@ pub fn pair(bench: &mut Bench<'_>, empty: &Flow) -> Result<()> {
 pub fn processors(bench: &mut Bench<'_>, what: &str, flow: &Flow) {
     for (who, used) in [("server", flow.servers), ("Postgres", flow.postgres), ("generator", flow.generator)]
     {
-        bench.figures.push(Figure::one(format!("{what}: processor of {who}"), "µs/task", flow.each(used)));
+        let name = format!("{what}: processor of {who}");
+        bench.figures.push(Figure::processor(name, "µs/task", used, flow.tasks));
     }
 }
 
