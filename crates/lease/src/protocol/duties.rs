@@ -262,7 +262,8 @@ impl Protocol {
         // Leases are renewed at moments of their own, and so they would be looked at one by one: thousands of scopes are
         // listed together instead, some of them a little early.
         let soon = now.boot + self.rules.renew_every();
-        let seats = || share.preferred.iter().filter_map(|scope| Some((scope, self.seats.get(scope)?)));
+        let contested = |seat: &Seat| seat.campaign == id && seat.kind == Kind::Contested;
+        let seats = || self.seats.iter().filter(|(_, seat)| contested(seat));
         let at_hand = seats().filter(|(_, seat)| due_by(seat, soon)).count();
         let many = at_hand > FEW_LOOKS && (list_due || seats().any(|(_, seat)| due(seat)));
         let by = if many { soon } else { now.boot };
