@@ -1,5 +1,6 @@
 //! What the cluster has to do, and the users who change their minds about it.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use serde_json::json;
 use tenure_clock::Clock;
 use tenure_judge::history::{Answer, Asked, Call, Need, RunName, Schedule};
 use tenure_model::{
-    DagSpec, NewRun, OnDisconnect, Resources, RunState, RunType, Schedule as Timetable, TaskKind, TaskSpec,
-    TaskState, TenantId, TriggerRule,
+    DagSpec, NewRun, NodeId, OnDisconnect, Resources, RunState, RunType, Schedule as Timetable, TaskKind,
+    TaskSpec, TaskState, TenantId, TriggerRule,
 };
 use tenure_store::{
     ClearRequest, ClearSelection, DagRegistration, IntentStore, PoolRecord, StoreError, Trigger,
@@ -32,6 +33,7 @@ pub struct Workload {
     dice: Dice,
     dags: Vec<String>,
     calls: Mutex<Vec<Call>>,
+    drained: Mutex<BTreeSet<usize>>,
     /// Tasks that must not run on without contact.
     pub fenced: Vec<(String, String)>,
     /// What each task takes up.
@@ -46,6 +48,7 @@ impl Workload {
             dice: dice.child(),
             dags: vec![],
             calls: Mutex::default(),
+            drained: Mutex::default(),
             fenced: vec![],
             needs: vec![],
         };
@@ -213,19 +216,31 @@ impl Workload {
 
     /// Empties a node for a while.
     async fn drain(&self) {
-        let node = self.dice.pick(&self.world.machines).node.clone();
+        let machine = self.dice.pick(&self.world.machines);
+        {
+            // Somebody is always left: a cluster without a place goes on with nothing, whoever owns it.
+            let mut drained = self.drained.lock().expect("no panic");
+            if drained.len() + 1 >= self.world.machines.len() || !drained.insert(machine.number) {
+                return;
+            }
+        }
+        self.empty_for_a_while(&machine.node).await;
+        self.drained.lock().expect("no panic").remove(&machine.number);
+    }
+
+    async fn empty_for_a_while(&self, node: &NodeId) {
         let grace = self.dice.spread(Duration::from_secs(1), Duration::from_secs(120));
         if let Some(replica) = self.anyone() {
             let by = by_user(&replica);
             let deadline = replica.clock.now() + SignedDuration::try_from(grace).expect("minutes");
             // Whether it was heard or not: both are lives that nodes have.
-            let _ = self.ask(&replica, replica.store.drain_node(&by, &node, deadline)).await;
+            let _ = self.ask(&replica, replica.store.drain_node(&by, node, deadline)).await;
         }
         tokio::time::sleep(grace + self.dice.spread(Duration::from_secs(5), Duration::from_secs(120))).await;
         for _ in 0..200 {
             if let Some(replica) = self.anyone() {
                 let by = by_user(&replica);
-                let undone = self.ask(&replica, replica.store.undrain_node(&by, &node)).await;
+                let undone = self.ask(&replica, replica.store.undrain_node(&by, node)).await;
                 if matches!(undone, Some(Ok(_)) | Some(Err(StoreError::NotFound(_)))) {
                     return;
                 }
