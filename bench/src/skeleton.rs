@@ -10,7 +10,8 @@ use crate::floors;
 use crate::report::{Figure, Machine, Report};
 use crate::server::Server;
 
-const IDLE_DAGS: usize = 1_000;
+/// How many dags wait, and how much memory that should not exceed.
+const IDLE_DAGS: [(&str, usize, Option<f64>); 2] = [("1,000", 1_000, Some(100.0)), ("10,000", 10_000, None)];
 const IDLE_FOR: Duration = Duration::from_secs(20);
 
 /// A workload, its tasks, and what it should not exceed, in milliseconds, on SQLite and on Postgres.
@@ -94,26 +95,23 @@ pub fn workload_dags() -> Vec<(String, String)> {
 }
 
 fn measure_idling(binary: &Path, figures: &mut Vec<Figure>) -> Result<()> {
-    // Scheduled, but not within the measurement.
-    let dags: Vec<(String, String)> = (0..IDLE_DAGS)
-        .map(|n| {
-            let id = format!("idle{n:04}");
+    for (shown, count, memory_goal) in IDLE_DAGS {
+        // Scheduled, but not within the measurement.
+        let dag = |n: usize| {
+            let id = format!("idle{n:05}");
             let text =
                 format!("id: {id}\nschedule: \"{} 3 1 1 *\"\ntasks:\n  t: {{ exec: [\"true\"] }}\n", n % 60);
             (id, text)
-        })
-        .collect();
-    let server = Server::start(binary, &dags, None)?;
-    std::thread::sleep(Duration::from_secs(3));
-    let before = server.cpu()?;
-    std::thread::sleep(IDLE_FOR);
-    let share = (server.cpu()? - before).as_secs_f64() / IDLE_FOR.as_secs_f64() * 100.0;
-    figures.push(Figure::of("idle with 1,000 scheduled dags: one core", "%", vec![share], Some(2.0)));
-    figures.push(Figure::of(
-        "idle with 1,000 scheduled dags: memory",
-        "MB",
-        vec![server.memory()?],
-        Some(100.0),
-    ));
+        };
+        let dags: Vec<(String, String)> = (0..count).map(dag).collect();
+        let server = Server::start(binary, &dags, None)?;
+        std::thread::sleep(Duration::from_secs(3));
+        let before = server.cpu()?;
+        std::thread::sleep(IDLE_FOR);
+        let share = (server.cpu()? - before).as_secs_f64() / IDLE_FOR.as_secs_f64() * 100.0;
+        let name = |what: &str| format!("idle with {shown} scheduled dags: {what}");
+        figures.push(Figure::of(name("one core"), "%", vec![share], Some(2.0)));
+        figures.push(Figure::of(name("memory"), "MB", vec![server.memory()?], memory_goal));
+    }
     Ok(())
 }
