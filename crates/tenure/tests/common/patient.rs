@@ -22,13 +22,14 @@ pub fn starts(cluster: &Cluster) -> Vec<(String, u32, i32)> {
     text.lines().filter_map(line).collect()
 }
 
-/// Leaves a line and goes on when there is a file with the name of the task and its try.
+/// Leaves a line and goes on when there is a file with the name of the task and its try, or when the test and its folder
+/// are gone.
 pub fn patient(cluster: &Cluster) -> String {
     let folder = cluster.path("");
     let folder = folder.display();
     format!(
         "echo $TENURE_TASK_ID $TENURE_TRY_NUMBER $$ >> {folder}/starts; \
-         while [ ! -e {folder}/$TENURE_TASK_ID-$TENURE_TRY_NUMBER ]; do sleep 0.05; done"
+         while [ -e {folder}/starts -a ! -e {folder}/$TENURE_TASK_ID-$TENURE_TRY_NUMBER ]; do sleep 0.05; done"
     )
 }
 
