@@ -34,6 +34,10 @@ const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
 /// Acquires in flight, and releases: hundreds of scopes that move at once must not take every connection, nor make a
 /// stop wait for a queue of calls that nobody wants any more.
 const CALLS_AT_ONCE: usize = 4;
+/// Between two plans, for each scope: a few times what a plan costs.
+const REST_PER_SCOPE: Duration = Duration::from_micros(2);
+/// Plans for no more scopes than this need no rest.
+const FEW_SCOPES: usize = 256;
 /// More looks than this at once are one listing.
 const FEW_LOOKS: usize = 4;
 
@@ -121,7 +125,8 @@ impl Protocol {
         });
         let lists = self.shares.values().filter(|share| !share.withdrawn && !share.list_in_flight);
         let lists = lists.map(|share| share.list_at);
-        let plans = self.shares.values().map(|share| share.plan_at);
+        let rested = |share: &Share| share.rest_until.filter(|at| share.dirty && *at > now);
+        let plans = self.shares.values().flat_map(|share| [share.plan_at, rested(share)]);
         let renewal = (self.renewal.is_none() && self.holds_anything()).then_some(self.renew_at);
         seats.chain(lists).chain(plans).flatten().chain(renewal).min()
     }
@@ -194,6 +199,7 @@ impl Protocol {
             surplus_since: None,
             dirty: true,
             plan_at: None,
+            rest_until: None,
             campaign,
         };
         self.shares.insert(id, share);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::seat::{Kind, Look, Seat, State, claim};
 use super::words::{CampaignId, Effect, Now};
-use super::{CALLS_AT_ONCE, FEW_LOOKS, Protocol};
+use super::{CALLS_AT_ONCE, FEW_LOOKS, FEW_SCOPES, Protocol, REST_PER_SCOPE};
 use crate::share::{self, Standing};
 use crate::store::{AcquireRequest, Claim, LossReason, Takeover};
 use crate::{Scope, Session, Term};
@@ -294,10 +294,13 @@ impl Protocol {
     pub(super) fn share_out(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id) else { return };
         let ready = share.listed && !share.withdrawn && !self.stopping;
-        let due = share.plan_at.take_if(|at| *at <= now.boot).is_some();
-        if !ready || !(std::mem::take(&mut share.dirty) || due) {
+        share.dirty |= share.plan_at.take_if(|at| *at <= now.boot).is_some();
+        if !ready || !share.dirty || share.rest_until.is_some_and(|at| at > now.boot) {
             return;
         }
+        share.dirty = false;
+        let scopes = share.preferred.len();
+        share.rest_until = (scopes > FEW_SCOPES).then(|| now.boot + REST_PER_SCOPE * scopes as u32);
         let standing = |scope: &Scope| {
             self.seats.get(scope).map_or(Standing::Unknown, |seat| seat.standing(now.boot, &self.rules))
         };

@@ -39,6 +39,8 @@ pub(super) struct Share {
     pub(super) dirty: bool,
     /// Dirty from then on.
     pub(super) plan_at: Option<BootTime>,
+    /// No plan before then: a plan goes through all scopes, and where there are thousands, so does their news.
+    pub(super) rest_until: Option<BootTime>,
 }
 
 impl Share {

@@ -371,10 +371,9 @@ fn hundreds_of_free_scopes_are_asked_for_a_few_at_a_time() {
             ..record(request.holder.clone(), request.term, 1, 1)
         };
         let (sent, outcome) = (desk.boot(), Ok(AcquireOutcome::Granted(record)));
-        collect(
-            desk.step(Event::Acquired { scope: request.scope, term: request.term, sent, outcome }),
-            &mut in_flight,
-        );
+        // A round trip: longer than the rest between two plans for so many.
+        let answered = Event::Acquired { scope: request.scope, term: request.term, sent, outcome };
+        collect(desk.after(Duration::from_millis(1), answered), &mut in_flight);
         won += 1;
     }
     assert_eq!(won, 300);
@@ -472,4 +471,33 @@ fn leases_that_are_renewed_at_moments_of_their_own_are_listed_together() {
     }
     assert_eq!(looks, 0, "beside {lists} listings");
     assert!((3..=20).contains(&lists), "three durations and a bit: {lists} listings");
+}
+
+#[test]
+fn plans_for_thousands_of_scopes_are_made_with_a_rest_in_between_and_none_is_forgotten() {
+    let mut desk = Desk::new();
+    let scopes: Vec<Scope> = (0..2_000).map(|number| Scope::new(format!("many/{number:04}"))).collect();
+    let (component, note) = ("many".into(), String::new());
+    desk.step(Event::Stand(CAMPAIGN, Campaign { component, scopes, note, sole_instance: false }));
+    let requests = |effects: &[Effect]| {
+        let contested = |effect: &&Effect| matches!(effect, Effect::Acquire(request) if request.scope.as_member().is_none());
+        effects.iter().filter(contested).count()
+    };
+    let effects = desk.listed(None);
+    assert!(requests(&effects) > 0, "what is free is asked for at once");
+    let Some(Effect::Acquire(request)) = effects
+        .into_iter()
+        .find(|effect| matches!(effect, Effect::Acquire(request) if request.scope.as_member().is_none()))
+    else {
+        panic!("just counted");
+    };
+    let lease =
+        LeaseRecord { scope: request.scope.clone(), ..record(request.holder.clone(), request.term, 1, 1) };
+    let (sent, outcome) = (desk.boot(), Ok(AcquireOutcome::Granted(lease)));
+    let granted = Event::Acquired { scope: request.scope, term: request.term, sent, outcome };
+    assert_eq!(requests(&desk.step(granted)), 0, "it has just planned");
+    let wake = desk.protocol.wake_at(desk.boot()).expect("something is left to do");
+    let rest = REST_PER_SCOPE * 2_000;
+    assert!(wake.saturating_since(desk.boot()) <= rest, "it wakes by itself");
+    assert_eq!(requests(&desk.after(rest, Event::Tick)), 1);
 }
