@@ -103,7 +103,8 @@ pub struct Counts {
     pub reported_elsewhere: usize,
     /// Highest epoch of any scope.
     pub epochs: u64,
-    /// Overlaps of attempts whose node could not be told to stop: the bound of P7 did not hold.
+    /// Overlaps of attempts whose node could not be told to stop, or whose owner did not know that it had been: the bound of
+    /// P7 did not hold.
     pub excused_overlaps: usize,
     /// Placements that took the last of what a node or a pool had.
     pub filled: usize,

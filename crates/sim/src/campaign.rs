@@ -168,7 +168,7 @@ impl Report {
             self.events
         );
         println!(
-            "{} takeovers were timed, the longest took {:.1} s; {} overlaps of attempts whose node could not be reached; {} \
+            "{} takeovers were timed, the longest took {:.1} s; {} overlaps that nobody could prevent; {} \
              seeds were run twice, {} of them differed",
             self.gaps,
             self.longest_gap.as_secs_f64(),

@@ -87,7 +87,7 @@ fn no_overlap(index: &Index<'_>, verdict: &mut Verdict) {
             if earlier.seen_at <= later.starts[0].at {
                 continue;
             }
-            if silenced(index, earlier) {
+            if silenced(index, earlier) || ended_by_hand_under_another_owner(index, earlier, later) {
                 verdict.counts.excused_overlaps += 1;
                 continue;
             }
@@ -108,6 +108,16 @@ fn silenced(index: &Index<'_>, effect: &Effect) -> bool {
     let long = |fault: &&Fault| fault.until.duration_since(fault.at) > signed(index.history.limits.silence);
     let during = |fault: &Fault| fault.at <= effect.seen_at && fault.until >= effect.starts[0].at;
     index.history.faults.iter().filter(hit).filter(long).any(during)
+}
+
+/// A user ended the earlier one while it ran, and its shard has changed hands since: the new owner does not know that a
+/// process is still being stopped.
+fn ended_by_hand_under_another_owner(index: &Index<'_>, earlier: &Effect, later: &Effect) -> bool {
+    let life = |effect: &Effect| index.attempts.get(effect.attempt.as_str());
+    let (Some(earlier), Some(later)) = (life(earlier), life(later)) else { return false };
+    let by_hand = earlier.rest.iter().any(|step| step.entry.event == "marked" && step.row.scope.is_none());
+    let epoch = |life: &Life<'_>| life.bound.first().and_then(|step| step.row.epoch);
+    by_hand && epoch(earlier) != epoch(later)
 }
 
 pub(super) fn signed(duration: std::time::Duration) -> SignedDuration {

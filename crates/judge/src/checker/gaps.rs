@@ -66,7 +66,11 @@ impl<'a> Work<'a> {
         }
         for (run, steps) in &index.run_steps {
             let (Some(row), Some(created)) = (index.runs.get(run), steps.first()) else { continue };
-            let begun_at = steps.get(1).map(|begun| begun.row.committed_at);
+            let begun = steps.get(1);
+            if begun.is_some_and(|begun| begun.row.scope.is_none()) {
+                continue; // a user ended it before anybody could begin it: nobody's work
+            }
+            let begun_at = begun.map(|begun| begun.row.committed_at);
             let created_at = created.row.committed_at;
             work.runs.entry(row.shard).or_default().push(Begun { created_at, begun_at });
         }
