@@ -26,7 +26,7 @@ pub fn measure(binary: &Path, samples: usize) -> Result<Report> {
     let mut figures = vec![];
     measure_idle_fleet(binary, &mut figures)?;
     measure_distance(binary, samples, &mut figures)?;
-    Ok(Report { family: "agents".into(), machine, figures })
+    Ok(Report { family: "agents".into(), machine, figures, skipped: vec![] })
 }
 
 fn measure_idle_fleet(binary: &Path, figures: &mut Vec<Figure>) -> Result<()> {

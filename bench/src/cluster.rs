@@ -21,6 +21,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use tenure_testkit::OwnPostgres;
 
+pub use self::throughput::{SETTINGS, flow};
 use crate::report::{Figure, Machine, Report};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -105,5 +106,5 @@ pub fn measure(options: &Options<'_>) -> Result<Report> {
     if wanted(Part::Slow) {
         slow::measure(&mut bench)?;
     }
-    Ok(Report { family: "cluster".into(), machine, figures: bench.figures })
+    Ok(Report { family: "cluster".into(), machine, figures: bench.figures, skipped: vec![] })
 }

@@ -99,7 +99,7 @@ mod tests {
             kernel: "6.1".into(),
             load_before: "0.10".into(),
         };
-        Report { family: "placement".into(), machine, figures }
+        Report { family: "placement".into(), machine, figures, skipped: vec![] }
     }
 
     fn check(old: &Report, new: &Report, expect: Expect) {

@@ -9,6 +9,7 @@ mod cluster;
 mod compare;
 mod floors;
 mod lease;
+mod peers;
 mod placement;
 mod report;
 mod server;
@@ -49,6 +50,12 @@ struct Args {
     /// cluster: also list each crash, and the statements that Postgres spent its time on
     #[arg(long)]
     statements: bool,
+    /// peers: measure only these beside Tenure
+    #[arg(long, value_enum, value_delimiter = ',')]
+    peers: Vec<peers::Peer>,
+    /// peers: where they are installed, and found again by the next run [default: a folder among the temporary files]
+    #[arg(long, value_name = "DIR")]
+    scratch: Option<PathBuf>,
     /// Also write the figures to a file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -80,6 +87,8 @@ enum Family {
     Agents,
     /// Where attempts go: the decision alone, for a thousand nodes
     Placement,
+    /// Tenure beside other schedulers and job queues, which are installed for it
+    Peers,
 }
 
 fn main() -> ExitCode {
@@ -108,6 +117,12 @@ fn run(args: Args) -> Result<()> {
         Family::Lease => lease::measure(args.samples.unwrap_or(50))?,
         Family::Agents => agents::measure(&binary, args.samples.unwrap_or(20))?,
         Family::Placement => placement::measure(args.samples.unwrap_or(20))?,
+        Family::Peers => peers::measure(&peers::Options {
+            binary: &binary,
+            samples: args.samples.unwrap_or(20),
+            only: args.peers,
+            scratch: args.scratch,
+        })?,
         Family::Cluster => cluster::measure(&cluster::Options {
             binary: &binary,
             samples: args.samples.unwrap_or(50),

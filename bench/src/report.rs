@@ -12,6 +12,15 @@ pub struct Report {
     pub family: String,
     pub machine: Machine,
     pub figures: Vec<Figure>,
+    /// What could not be measured here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<Skipped>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    pub what: String,
+    pub why: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -216,6 +225,9 @@ impl Report {
             ]);
         }
         println!("{table}");
+        for Skipped { what, why } in &self.skipped {
+            println!("skipped: {what}: {}", why.replace('\n', "\n    "));
+        }
     }
 
     /// What `write_json` has written.
@@ -253,7 +265,12 @@ mod tests {
     #[test]
     fn a_report_is_read_as_it_was_written() {
         let figure = Figure::of("chain", "ms", vec![3.0, 1.0, 2.0], Some(2.5)).at_least(Statistic::Max, 4.0);
-        let report = Report { family: "skeleton".into(), machine: Machine::here(), figures: vec![figure] };
+        let report = Report {
+            family: "skeleton".into(),
+            machine: Machine::here(),
+            figures: vec![figure],
+            skipped: vec![],
+        };
         let (_folder, file) = written(&report);
         assert_eq!(Report::read_json(&file).expect("read"), report);
     }
@@ -261,7 +278,7 @@ mod tests {
     #[test]
     fn what_json_cannot_say_is_read_as_unknown() {
         let figures = vec![Figure::one("a pass", "ms", f64::INFINITY)];
-        let report = Report { family: "cluster".into(), machine: Machine::here(), figures };
+        let report = Report { family: "cluster".into(), machine: Machine::here(), figures, skipped: vec![] };
         let (_folder, file) = written(&report);
         assert!(Report::read_json(&file).expect("read").figures[0].p50.is_nan());
     }

@@ -29,7 +29,7 @@ pub fn measure(binary: &Path, samples: usize) -> Result<Report> {
     measure_workloads(binary, samples, Database::Sqlite, &mut figures)?;
     measure_workloads(binary, samples, Database::Postgres, &mut figures)?;
     measure_idling(binary, &mut figures)?;
-    Ok(Report { family: "skeleton".into(), machine, figures })
+    Ok(Report { family: "skeleton".into(), machine, figures, skipped: vec![] })
 }
 
 fn measure_floors(samples: usize, figures: &mut Vec<Figure>) -> Result<()> {

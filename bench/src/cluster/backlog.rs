@@ -32,7 +32,7 @@ pub fn queued(bench: &mut Bench<'_>, empty: &Flow) -> Result<()> {
             Figure::one(format!("1,000,000 tasks {what}: memory"), "MB", memory)
                 .at_most(Statistic::P50, 300.0),
         );
-        let flow = flow(bench, &site, "noop")?;
+        let flow = flow(bench.options, &site, "noop")?;
         report(bench, &format!("1,000,000 tasks {what}"), &flow, empty, 0.8);
     }
     Ok(())
@@ -58,7 +58,7 @@ pub fn history(bench: &mut Bench<'_>, empty: &Flow) -> Result<()> {
     let site = Site::open(bench.options.binary, &bench.postgres, 1, &SETTINGS)?;
     site.client.register(&parallel("past", "default_pool", 16), true)?;
     load_history(&site)?;
-    let flow = flow(bench, &site, "noop")?;
+    let flow = flow(bench.options, &site, "noop")?;
     report(bench, "10,000,000 finished tasks", &flow, empty, 0.9);
     Ok(())
 }

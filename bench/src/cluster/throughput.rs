@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::Bench;
 use super::agents::{Agents, Trouble};
 use super::site::{PATIENCE, Site};
+use super::{Bench, Options};
 use crate::report::{Figure, Statistic};
 use crate::server::cpu_of;
 
@@ -42,7 +42,7 @@ pub fn alone(bench: &mut Bench<'_>) -> Result<Flow> {
     let tasks = bench.options.tasks;
     eprintln!("one replica, {tasks} tasks");
     let site = Site::open(bench.options.binary, &bench.postgres, 1, &SETTINGS)?;
-    let flow = flow(bench, &site, "noop")?;
+    let flow = flow(bench.options, &site, "noop")?;
     bench.figures.push(
         Figure::one("one replica: tasks through", "/s", flow.rate()).at_least(Statistic::P50, 10_000.0),
     );
@@ -57,7 +57,7 @@ pub fn alone(bench: &mut Bench<'_>) -> Result<Flow> {
 pub fn pair(bench: &mut Bench<'_>, empty: &Flow) -> Result<()> {
     eprintln!("two replicas, {} tasks", bench.options.tasks);
     let site = Site::open(bench.options.binary, &bench.postgres, 2, &SETTINGS)?;
-    let flow = flow(bench, &site, "noop")?;
+    let flow = flow(bench.options, &site, "noop")?;
     bench.figures.push(Figure::one("two replicas: tasks through", "/s", flow.rate()));
     processors(bench, "two replicas", &flow);
     bench.figures.push(Figure::one("two replicas: memory afterwards, together", "MB", flow.memory));
@@ -77,9 +77,9 @@ pub fn processors(bench: &mut Bench<'_>, what: &str, flow: &Flow) {
 }
 
 /// Queues the load behind paused dags, opens them together, and watches it go through.
-pub fn flow(bench: &Bench<'_>, site: &Site, prefix: &str) -> Result<Flow> {
+pub fn flow(options: &Options<'_>, site: &Site, prefix: &str) -> Result<Flow> {
     let dags: Vec<String> = (0..DAGS).map(|number| format!("{prefix}-{number:02}")).collect();
-    let runs = bench.options.tasks.div_ceil(TASKS_PER_RUN * DAGS);
+    let runs = options.tasks.div_ceil(TASKS_PER_RUN * DAGS);
     let tasks = runs * DAGS * TASKS_PER_RUN;
     site.client.pool("default_pool", 1_000_000)?;
     for dag in &dags {
@@ -88,7 +88,7 @@ pub fn flow(bench: &Bench<'_>, site: &Site, prefix: &str) -> Result<Flow> {
     trigger(site, &dags, runs)?;
     let agents = site.agents(NODES, Duration::ZERO)?;
     site.database.settle()?;
-    if bench.options.statements {
+    if options.statements {
         site.database.count_statements()?;
     }
     std::thread::sleep(Duration::from_secs(2)); // what the preparations have left to do is done
@@ -113,7 +113,7 @@ pub fn flow(bench: &Bench<'_>, site: &Site, prefix: &str) -> Result<Flow> {
     let took = Duration::from_secs_f64(waited).saturating_sub(since_last).min(took);
 
     verify(site, &agents, prefix, tasks)?;
-    if bench.options.statements {
+    if options.statements {
         println!("{}", site.database.statements()?);
         let told = |line: &&str| {
             ["tenure_pass", "tenure_commit", "tenure_agent", "tenure_dispatch"]
