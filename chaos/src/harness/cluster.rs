@@ -271,7 +271,8 @@ impl Cluster {
             ("--token", self.token.clone()),
             ("--name", name.clone()),
             ("--data", folder.display().to_string()),
-            ("--capacity", "tasks=64".into()),
+            // Enough for all the work on two of them, and so little that shards have to trade their shares.
+            ("--capacity", format!("tasks={}", 6 + 3 * number)),
         ];
         let args = args.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect();
         let recipe = Recipe {

@@ -21,12 +21,15 @@ const TICKS: &str = "ticks";
 const TICK_EVERY: Duration = Duration::from_secs(2);
 /// So many small dags that every shard has at least one of them.
 const MOST_PULSES: usize = 200;
+/// Fewer slots than there are shards, used by dags of all of them.
+const POOL: &str = "few";
 /// How long a client goes on asking after the faults are over.
 const LAST_TRIES: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_millis(350);
 const MEDDLE_EVERY: Duration = Duration::from_millis(1_500);
 
-/// No limit keeps a run waiting: what waits, waits for its owner.
+/// No limit keeps a run waiting: what waits, waits for its owner. Some tasks wait for a slot or a place, moments only, and
+/// every shard has others.
 const HEAD: &str = "max_active_runs: 100000\nmax_active_tasks: 1000\n\
                     defaults: { retries: 3, retry_delay: 0s, grace: 1s }\ntasks:\n";
 
@@ -47,6 +50,12 @@ pub struct Workload {
 impl Workload {
     /// Registers the dags.
     pub fn set_up(cluster: &Cluster, database: &Database) -> Result<Self> {
+        let pool = json!({ "name": POOL, "slots": 3 });
+        let (status, answer) = cluster
+            .api
+            .post(&cluster.urls()[0], "/api/v2/pools", None, &pool)
+            .with_context(|| format!("no answer to making pool {POOL}"))?;
+        ensure!(status == 201, "making pool {POOL}: {status} {answer}");
         let effects = cluster.effects().display().to_string();
         let program = std::env::current_exe()?.display().to_string();
         let task = |work_ms: u64, more: &str| {
@@ -55,8 +64,9 @@ impl Workload {
         let quick = |work_ms: u64| task(work_ms, "");
         let ticks_from = Timestamp::from_second(SystemClock.now().as_second())?;
         let head = HEAD;
-        let fan: String =
-            (0..6).map(|at| format!("  w{at}: {{ needs: [begin], {} }}\n", quick(150))).collect();
+        let fan: String = (0..6)
+            .map(|at| format!("  w{at}: {{ needs: [begin], pool: {POOL}, {} }}\n", quick(150)))
+            .collect();
         let chain: String =
             (1..4).map(|at| format!("  c{at}: {{ needs: [c{}], {} }}\n", at - 1, quick(100))).collect();
         let shapes = [
@@ -100,7 +110,8 @@ impl Workload {
                 return Ok(workload);
             }
             let name = format!("pulse-{number:02}");
-            workload.register(&name, &format!("{head}  p: {{ {} }}\n", quick(60)))?;
+            let pool = if number % 2 == 0 { POOL } else { "default_pool" };
+            workload.register(&name, &format!("{head}  p: {{ pool: {pool}, {} }}\n", quick(60)))?;
             workload.dags.push((name, 1));
         }
         anyhow::bail!("{MOST_PULSES} dags do not reach all of {SHARDS} shards")

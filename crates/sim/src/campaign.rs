@@ -51,6 +51,8 @@ pub struct Report {
     pub lived: Duration,
     /// Attempts that overlapped because their node could not be told to stop.
     pub excused_overlaps: usize,
+    /// Placements that took the last of what a node or a pool had.
+    pub filled: usize,
     /// Seeds that broke a promise, with the first words about it.
     pub failed: BTreeMap<u64, String>,
     /// Seeds that were not the same twice.
@@ -110,6 +112,7 @@ impl Report {
         }
         self.lived += seen.lived;
         self.excused_overlaps += seen.counts.excused_overlaps;
+        self.filled += seen.counts.filled;
         if let Some(violation) = seen.violations.first() {
             let text = format!(
                 "{} violations, first: {}: {}",
@@ -176,6 +179,7 @@ impl Report {
             self.repeated,
             self.unstable.len()
         );
+        println!("{} placements took the last of what a node or a pool had", self.filled);
         for seed in &self.unstable {
             println!("UNSTABLE: seed {seed} is not the same twice");
         }

@@ -25,6 +25,7 @@ mod operator;
 mod panics;
 mod record;
 mod replica;
+mod rooms;
 mod run;
 mod scale;
 mod silence;

@@ -186,7 +186,8 @@ impl Nemesis {
         let until = self.world.time.now();
         self.world.look_for_silence();
         self.world.tell(|| format!("nemesis: {} of {target} is over", kind_name(kind)));
-        let (hit, bound) = match (self.calm, hit.is_empty()) {
+        // Where room is short, a task that waits may wait for that.
+        let (hit, bound) = match (self.calm && !self.world.rooms.short, hit.is_empty()) {
             (false, _) => (vec![], GOES_ON_WITHIN),
             (true, false) => (hit, GOES_ON_WITHIN),
             (true, true) => {

@@ -16,6 +16,7 @@ use crate::nemesis::Nemesis;
 use crate::operator::Operator;
 use crate::panics;
 use crate::record;
+use crate::rooms::Rooms;
 use crate::trace::Met;
 use crate::workload::Workload;
 use crate::world::{Size, World, clock_of};
@@ -32,10 +33,11 @@ pub enum Plant {
 }
 
 /// All of them, by name.
-pub const PLANTS: [(&str, Plant); 5] = [
+pub const PLANTS: [(&str, Plant); 6] = [
     ("a deposed owner's writes are taken", Plant::Store(Flaw::NoFence)),
     ("a report is taken for whatever attempt there is", Plant::Store(Flaw::AnyAttempt)),
     ("a due run is made twice", Plant::Store(Flaw::DueRunsTwice)),
+    ("a deposed owner's trade is taken", Plant::Store(Flaw::UnfencedTrades)),
     ("an agent starts without its claim", Plant::StartUnclaimed),
     ("nodes are given up after a moment of silence", Plant::HastyReaper),
 ];
@@ -104,7 +106,8 @@ async fn live(options: Options) -> Seen {
         _ => None,
     };
     let (falling, fallen) = mpsc::unbounded_channel();
-    let world = World::new(&dice, size, flaw, telling, falling);
+    let rooms = Rooms::of(seed, size.agents);
+    let world = World::new(&dice, size, rooms, flaw, telling, falling);
     let workload = Arc::new(Workload::set_up(&world, &dice, WORK).await);
     let clocks = (0..size.replicas).map(|_| clock_of(world.time, &dice)).collect();
     let operator = Arc::new(Operator::new(&world, &dice, size.shards, plant, clocks));

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 
 use crate::dice::Dice;
 use crate::operator::Operator;
+use crate::rooms::Rooms;
 use crate::time::GENESIS;
 use crate::world::{Size, World, clock_of};
 
@@ -142,7 +143,7 @@ impl Stage {
         let dice = Dice::seeded(scale.seed);
         let (falling, fallen) = mpsc::unbounded_channel();
         let size = Size { replicas, agents, shards };
-        let world = World::new(&dice, size, None, false, falling);
+        let world = World::new(&dice, size, Rooms::plenty(agents), None, false, falling);
         let clocks = (0..replicas).map(|_| clock_of(world.time, &dice)).collect();
         let operator = Arc::new(Operator::new(&world, &dice, shards, None, clocks));
         tokio::spawn(Arc::clone(&operator).bury(fallen));

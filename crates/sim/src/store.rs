@@ -199,7 +199,8 @@ impl RemoteStore {
         if !fate.is_in_time() {
             tokio::time::sleep(if fate.noticed { fate.there } else { PATIENCE }).await;
             self.gate.pass().await;
-            return self.unanswered(verb);
+            self.world.event(name(self.replica), verb, "unknown");
+            return Err(E::unavailable(verb));
         }
         // On a good day most reads are as quick as none at all: what comes between a read and what is made of it then comes
         // from the slow ones, and virtual hours cost much less.

@@ -52,6 +52,9 @@ impl Workload {
             fenced: vec![],
             needs: vec![],
         };
+        if let Some(pool) = &world.rooms.pool {
+            world.store.put_pool(&by_setup(), pool).await.expect("a world without faults yet");
+        }
         for number in 0..4 + workload.dice.below(4) {
             let spec = workload.random_dag(&format!("dag-{number}"));
             let of_dag = spec.tasks.iter().filter(|task| task.on_disconnect == OnDisconnect::Stop);
@@ -92,6 +95,7 @@ impl Workload {
             if dice.chance(30.0) {
                 task.on_disconnect = OnDisconnect::Stop;
             }
+            self.world.rooms.furnish(&mut task);
             tasks.push(task);
         }
         let mut spec = DagSpec::new(id, tasks);
@@ -102,7 +106,7 @@ impl Workload {
     async fn register(&mut self, spec: DagSpec) {
         self.needs.extend(spec.tasks.iter().map(|task| need(&spec, task)));
         let registration = DagRegistration {
-            trigger: Trigger { tenant: TenantId::default_tenant(), actor: "user".into(), at: GENESIS },
+            trigger: by_setup(),
             spec,
             source: String::new(),
             origin: "sim".into(),
@@ -298,6 +302,11 @@ fn need(dag: &DagSpec, task: &TaskSpec) -> Need {
         pool: task.pool.to_string(),
         of_pool: [(PoolRecord::SLOTS.to_owned(), u64::from(task.pool_slots) * 1_000)].into(),
     }
+}
+
+/// Before anything breaks.
+fn by_setup() -> Trigger {
+    Trigger { tenant: TenantId::default_tenant(), actor: "user".into(), at: GENESIS }
 }
 
 fn by_user(replica: &Replica) -> Trigger {

@@ -17,6 +17,7 @@ use crate::gate::Gate;
 use crate::machine::Machine;
 use crate::network::Network;
 use crate::replica::Replica;
+use crate::rooms::Rooms;
 use crate::scale::Tally;
 use crate::silence::Silence;
 use crate::time::{SimClock, TrueTime};
@@ -29,6 +30,7 @@ pub struct World {
     pub store: Arc<MemoryStore>,
     pub store_clock: SimClock,
     pub machines: Vec<Arc<Machine>>,
+    pub rooms: Rooms,
     network: Mutex<Network>,
     trace: Mutex<Trace>,
     replicas: Mutex<Vec<Option<Arc<Replica>>>>,
@@ -89,6 +91,7 @@ impl World {
     pub fn new(
         dice: &Dice,
         size: Size,
+        rooms: Rooms,
         flaw: Option<Flaw>,
         telling: bool,
         fallen: mpsc::UnboundedSender<Party>,
@@ -106,6 +109,7 @@ impl World {
             store: Arc::new(store),
             store_clock,
             machines: (0..size.agents).map(machine).collect(),
+            rooms,
             network: Mutex::default(),
             trace: Mutex::new(Trace::new(telling)),
             replicas: Mutex::new(vec![None; size.replicas]),

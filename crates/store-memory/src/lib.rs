@@ -46,6 +46,8 @@ pub struct MemoryStore {
 pub enum Flaw {
     /// A deposed owner's writes are taken as they are.
     NoFence,
+    /// A deposed owner's trades of shares are taken.
+    UnfencedTrades,
     /// What an agent says of an attempt is taken for whatever attempt the task has now.
     AnyAttempt,
     /// It is not remembered which ticks have made their runs, and a second run for one is taken.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_clock::Clock;
-use tenure_model::{Ack, Report, Resources};
+use tenure_model::{Ack, Report};
 use tenure_store::{IntentStore, NodeRegistration};
 
 use super::SimAgent;
@@ -16,8 +16,6 @@ const HEARTBEAT_EVERY: Duration = Duration::from_secs(5);
 const SILENT_FOR: Duration = Duration::from_secs(12);
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// So many tasks fit on a node.
-const CAPACITY: u64 = 50;
 
 /// From an agent to a replica and back.
 pub struct Way {
@@ -127,7 +125,7 @@ impl SimAgent {
     }
 
     fn registration(&self) -> NodeRegistration {
-        let capacity = Resources::default().with(Resources::TASKS, CAPACITY * 1_000);
+        let capacity = self.world.rooms.nodes[self.machine.number].clone();
         NodeRegistration::new(self.machine.node.clone(), capacity, "sim")
     }
 }
