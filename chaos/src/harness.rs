@@ -88,6 +88,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let history = read(&cluster, &database, workload, faults, schedule)?;
     let verdict = checker::check(&history);
     report::print(&history, &verdict);
+    let surprises: Vec<String> = surprises.into_iter().chain(cluster.panics()?).collect();
     let good = judge(&history, &verdict, &surprises);
     if !good || options.keep {
         save(options, &cluster, Some(&history))?;
@@ -96,6 +97,11 @@ pub fn run(options: &Options) -> Result<bool> {
     println!("seed {}, {:.0} s in all", options.seed, took.as_secs_f64());
     Ok(good)
 }
+
+/// A clean verdict over less than this says nothing.
+const LEAST_RUNS: usize = 10;
+/// Ways to break the history that fit it.
+const LEAST_TRIED: usize = 15;
 
 fn judge(history: &History, verdict: &Verdict, surprises: &[String]) -> bool {
     for surprise in surprises {
@@ -107,6 +113,15 @@ fn judge(history: &History, verdict: &Verdict, surprises: &[String]) -> bool {
     }
     let (tried, missed) = report::blind_spots(history);
     let (all, unnoticed) = (mutations::ALL.len(), missed.len());
+    let counts = &verdict.counts;
+    if history.faults.is_empty()
+        || counts.runs < LEAST_RUNS
+        || counts.started < LEAST_RUNS
+        || tried < LEAST_TRIED
+    {
+        println!("\nverdict: too little happened to say anything");
+        return false;
+    }
     println!(
         "self-test: this history broken in {tried} of {all} ways, {unnoticed} of them unnoticed {missed:?}"
     );

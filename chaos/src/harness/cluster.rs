@@ -214,15 +214,30 @@ impl Cluster {
 
     /// Keeps the logs of all processes.
     pub fn save_logs(&self, folder: &Path) -> Result<()> {
-        for entry in std::fs::read_dir(self.folder.path())? {
-            let path = entry?.path();
-            if let (Some("log"), Some(name)) =
-                (path.extension().and_then(|end| end.to_str()), path.file_name())
-            {
-                std::fs::copy(&path, folder.join(name))?;
-            }
+        for path in self.logs()? {
+            let name = path.file_name().expect("a log has a name");
+            std::fs::copy(&path, folder.join(name))?;
         }
         Ok(())
+    }
+
+    /// What processes have said of panics. They are built to survive them; each is a defect all the same.
+    pub fn panics(&self) -> Result<Vec<String>> {
+        let mut found = vec![];
+        for path in self.logs()? {
+            let text = std::fs::read(&path)?;
+            let text = String::from_utf8_lossy(&text);
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            let lines = text.lines().filter(|line| line.contains("panicked"));
+            found.extend(lines.map(|line| format!("{name}: {line}")));
+        }
+        Ok(found)
+    }
+
+    fn logs(&self) -> Result<Vec<PathBuf>> {
+        let files = std::fs::read_dir(self.folder.path())?.collect::<std::io::Result<Vec<_>>>()?;
+        let files = files.into_iter().map(|entry| entry.path());
+        Ok(files.filter(|path| path.extension().is_some_and(|end| end == "log")).collect())
     }
 
     fn start_replica(&self, number: usize) -> Result<Replica> {
