@@ -8,9 +8,11 @@ mod agents;
 mod cluster;
 mod compare;
 mod floors;
+mod instructions;
 mod lease;
 mod peers;
 mod placement;
+mod plot;
 mod report;
 mod server;
 mod skeleton;
@@ -21,6 +23,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand, ValueEnum};
 
+use instructions::workload::Workload;
 use report::Report;
 
 /// Measures Tenure from outside.
@@ -33,7 +36,7 @@ struct Args {
     #[arg(value_enum, default_value_t)]
     family: Family,
     /// The binary to measure
-    #[arg(long, value_name = "FILE", required_unless_present = "as_candidate")]
+    #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
     /// Samples of each figure, where it makes sense to have many [default: 20; lease and cluster: 50]
     #[arg(long)]
@@ -62,6 +65,12 @@ struct Args {
     /// Also show the figures beside those of an earlier --json
     #[arg(long, value_name = "OLD")]
     compare: Option<PathBuf>,
+    /// Also draw the figures, into this folder
+    #[arg(long, value_name = "DIR")]
+    plots: Option<PathBuf>,
+    /// instructions: take what is counted for the new baseline
+    #[arg(long)]
+    bless: bool,
     /// What the lease family starts its own processes with
     #[arg(long, hide = true)]
     as_candidate: Option<String>,
@@ -72,6 +81,14 @@ struct Args {
 enum Instead {
     /// Show two reports side by side
     Compare { old: PathBuf, new: PathBuf },
+    /// Draw reports anew, each beside its file
+    Plots {
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// What the instructions of are counted
+    #[command(hide = true)]
+    Work { workload: Workload, times: usize },
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -89,6 +106,8 @@ enum Family {
     Placement,
     /// Tenure beside other schedulers and job queues, which are installed for it
     Peers,
+    /// Instructions of planner, placement and commit, beside a baseline: without noise
+    Instructions,
 }
 
 fn main() -> ExitCode {
@@ -105,26 +124,38 @@ fn run(args: Args) -> Result<()> {
     if let Some(candidate) = &args.as_candidate {
         return lease::member::run(&serde_json::from_str(candidate)?);
     }
-    if let Some(Instead::Compare { old, new }) = &args.instead {
-        print!("{}", compare::compared(&Report::read_json(old)?, &Report::read_json(new)?));
-        return Ok(());
+    match args.instead {
+        Some(Instead::Compare { old, new }) => {
+            print!("{}", compare::compared(&Report::read_json(&old)?, &Report::read_json(&new)?));
+            Ok(())
+        }
+        Some(Instead::Plots { files }) => files
+            .iter()
+            .try_for_each(|file| plot::draw(&Report::read_json(file)?, &file.with_extension("svg"))),
+        Some(Instead::Work { workload, times }) => workload.run(times),
+        None => measure(args),
     }
+}
+
+fn measure(args: Args) -> Result<()> {
     // Before anything is measured: a wrong name must not cost an hour.
     let old = args.compare.as_deref().map(Report::read_json).transpose()?;
-    let binary = args.binary.context("--binary is missing")?;
+    let binary = || args.binary.as_deref().context("--binary is missing");
     let report = match args.family {
-        Family::Skeleton => skeleton::measure(&binary, args.samples.unwrap_or(20))?,
+        Family::Skeleton => skeleton::measure(binary()?, args.samples.unwrap_or(20))?,
         Family::Lease => lease::measure(args.samples.unwrap_or(50))?,
-        Family::Agents => agents::measure(&binary, args.samples.unwrap_or(20))?,
+        Family::Agents => agents::measure(binary()?, args.samples.unwrap_or(20))?,
         Family::Placement => placement::measure(args.samples.unwrap_or(20))?,
         Family::Peers => peers::measure(&peers::Options {
-            binary: &binary,
+            binary: binary()?,
             samples: args.samples.unwrap_or(20),
             only: args.peers,
             scratch: args.scratch,
         })?,
+        Family::Instructions if args.bless => return instructions::bless(),
+        Family::Instructions => instructions::measure()?,
         Family::Cluster => cluster::measure(&cluster::Options {
-            binary: &binary,
+            binary: binary()?,
             samples: args.samples.unwrap_or(50),
             only: args.only,
             full: args.full,
@@ -136,8 +167,14 @@ fn run(args: Args) -> Result<()> {
     if let Some(file) = &args.json {
         report.write_json(file)?;
     }
+    if let Some(folder) = &args.plots {
+        plot::draw(&report, &folder.join(&report.family).with_extension("svg"))?;
+    }
     if let (Some(old), Some(file)) = (&old, &args.compare) {
         print!("\nbeside {}\n{}", file.display(), compare::compared(old, &report));
     }
-    Ok(())
+    match args.family {
+        Family::Instructions => instructions::judge(&report),
+        _ => Ok(()), // what a machine can do is no reason to fail
+    }
 }

@@ -9,7 +9,8 @@ use crate::{cargo, prerequisites};
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {
     match args.first().map(String::as_str) {
-        Some("compare") => look_back(args),
+        Some("compare" | "plots") => look_back(args),
+        Some("instructions") => count(args),
         _ => measure(args),
     }
 }
@@ -25,6 +26,20 @@ fn measure(args: &[String]) -> anyhow::Result<()> {
 fn look_back(args: &[String]) -> anyhow::Result<()> {
     build(&["--package", "tenure-bench"])?;
     finish(Command::new(built("debug", "tenure-bench")).args(args))
+}
+
+/// On the build that tests use, which the baseline belongs to.
+fn count(args: &[String]) -> anyhow::Result<()> {
+    prerequisites::ensure(false)?;
+    build(&["--package", "tenure-bench"])?;
+    finish(instructions().args(&args[1..]))
+}
+
+/// Counts on what is built already.
+pub fn instructions() -> Command {
+    let mut bench = Command::new(built("debug", "tenure-bench"));
+    bench.arg("instructions");
+    bench
 }
 
 fn build(what: &[&str]) -> anyhow::Result<()> {

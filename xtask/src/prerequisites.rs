@@ -15,7 +15,7 @@ struct Need {
     why: &'static str,
 }
 
-const NEEDS: [Need; 5] = [
+const NEEDS: [Need; 6] = [
     Need {
         program: "initdb",
         package: "postgresql",
@@ -28,6 +28,7 @@ const NEEDS: [Need; 5] = [
         package: "pgbouncer",
         why: "crash hints must find out a real pooler that shares sessions",
     },
+    Need { program: "valgrind", package: "valgrind", why: "instructions are counted to notice regressions" },
     Need { program: "python3", package: "python3", why: "python tasks are run for real" },
 ];
 
