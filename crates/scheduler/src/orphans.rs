@@ -20,7 +20,8 @@ const LIMIT: u32 = 100;
 const EVERY: Duration = Duration::from_secs(60);
 
 impl ShardOwner {
-    /// A search that fails is counted and tried again; it stops nothing else. Only a lost fence ends the term.
+    /// A search that fails is counted and tried again; it stops nothing else. Only a lost fence ends the term, and a
+    /// commit whose answer is lost.
     pub async fn reap_orphans(&mut self, now: Timestamp) -> Result<(), PassError> {
         let threshold = self.deps.config.orphan_threshold;
         let clock = self.deps.clock.boottime();
@@ -43,9 +44,11 @@ impl ShardOwner {
             match self.reap_orphan(run, now).await {
                 Ok(true) => self.deps.metrics.orphans_reaped.inc(),
                 Ok(false) => 0,
-                Err(PassError::Store(error)) if !matches!(error, StoreError::Fenced { .. }) => {
+                Err(PassError::Store(error))
+                    if !matches!(error, StoreError::Fenced { .. } | StoreError::Unknown { .. }) =>
+                {
                     tracing::warn!(run = run.0, error = %with_causes(&error), "an orphan could not be ended");
-                    // Memory may be ahead of the database now, or behind it.
+                    // Memory is ahead of the database now.
                     self.evict(run);
                     self.stale.insert(run);
                     self.deps.metrics.orphan_reap_errors.inc()

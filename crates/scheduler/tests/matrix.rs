@@ -4,11 +4,11 @@
 
 mod rig;
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rig::faulty::{Faulty, unavailable};
+use rig::faulty::{Faulty, in_doubt, unavailable};
 use rig::{Options, Rig, exec, failed, wait, whole_second};
 use tenure_clock::Entropy;
 use tenure_dispatch::PoolSize;
@@ -330,6 +330,25 @@ async fn orphans_that_cannot_be_listed_or_ended_are_ended_later_and_stop_nothing
     assert_eq!(owner.metric("tenure_failed_passes_total"), 0.0);
     rig.trigger("d", "next").await;
     assert_eq!(owner.play(Outcome::Success).await.epoch, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_orphan_whose_end_may_or_may_not_be_written_is_left_to_the_next_term() {
+    let bench = Bench::new().await;
+    let lost = AtomicBool::new(false);
+    let store = Faulty::before(bench.rig.store.clone(), move |call| {
+        let ends = call.starts_with("commit_pass") && call.contains("to: Success");
+        if ends && !lost.swap(true, Ordering::SeqCst) { Err(in_doubt()) } else { Ok(()) }
+    });
+    let rig = &Rig::on(store, 1).await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    rig.trigger("d", "r").await;
+    let config = OwnerConfig { orphan_threshold: Duration::from_millis(400), ..quick() };
+    let mut owner = rig.owner(Options { config, ..Options::default() });
+    owner.next().await;
+    bench.orphan_all().await;
+    assert_eq!(rig.wait_end("d", "r").await.state, RunState::Success);
+    assert_eq!(rig.trail("d", "r").await.last().unwrap().epoch, Some(2));
 }
 
 fn poisoned_orphan(work: &Work<'_>) {

@@ -37,6 +37,10 @@ pub fn unavailable() -> StoreError {
     StoreError::Unavailable { doing: "what the test forbids", source: "planted".into() }
 }
 
+pub fn in_doubt() -> StoreError {
+    StoreError::Unknown { doing: "what the test forbids", source: "planted".into() }
+}
+
 macro_rules! pass_on {
     ($trait:ident { $($more:tt)* } $($verb:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait]
