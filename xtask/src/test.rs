@@ -7,7 +7,7 @@
 use std::process::Stdio;
 
 use crate::steps::{Steps, seconds};
-use crate::{cargo, chaos, model, prerequisites, sim};
+use crate::{bench, cargo, chaos, model, prerequisites, sim};
 
 pub fn run(quick: bool) -> anyhow::Result<()> {
     prerequisites::ensure(quick)?;
@@ -18,6 +18,7 @@ pub fn run(quick: bool) -> anyhow::Result<()> {
     steps.run("build", &mut cargo(&["build", "--workspace", "--bins"]))?;
     steps.run("tests", &mut cargo(&test_command(quick, nextest_is_installed())))?;
     if !quick {
+        steps.run("instructions", &mut bench::instructions())?;
         steps.together("model, simulator", &mut [model::command(), sim::short()])?;
         steps.together("chaos", &mut [chaos::short("postgres"), chaos::short("etcd")])?;
         steps.run("doc tests", &mut cargo(&["test", "--workspace", "--doc"]))?;
