@@ -45,6 +45,8 @@ const ALLOWED: [(&str, &[&str]); 32] = [
             "model",
             "store",
             "store-postgres",
+            "store-sqlite",
+            "planner",
             "agent-proto",
             "dispatch",
             "placement",
