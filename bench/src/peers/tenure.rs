@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::process::{Usage, counted};
-use super::{Bench, Outcome, Workload};
+use super::{Bench, JOBS, Outcome, Workload};
 use crate::cluster;
 use crate::cluster::database::Database;
 use crate::cluster::site::Site;
@@ -11,8 +11,6 @@ use crate::server::Server;
 use crate::skeleton::workload_dags;
 
 const NAME: &str = "Tenure";
-/// Some seconds' worth, in runs of a hundred.
-const TASKS: usize = 50_000;
 
 pub fn measure(bench: &Bench<'_>, outcomes: &mut Vec<Outcome>) -> Result<()> {
     eprintln!("measuring {NAME}");
@@ -42,7 +40,7 @@ fn jobs(bench: &Bench<'_>) -> Result<Outcome> {
         samples: 1,
         only: vec![],
         full: false,
-        tasks: TASKS,
+        tasks: JOBS,
         statements: false,
     };
     let site = Site::open(bench.options.binary, &bench.postgres, 1, &cluster::SETTINGS)?;

@@ -59,7 +59,6 @@ impl ShardOwner {
         }
         self.load_reported(&mail.reports);
         self.load_stale(now).await?;
-        report.again |= !self.stale.is_empty();
         let answers = self.apply_reports(mail.reports, &mut builder, now);
         report.again |= !self.doubted.is_empty();
         for inventory in mail.inventories {
@@ -79,10 +78,12 @@ impl ShardOwner {
         self.plan_touched(&mut builder, now).await?;
         self.bind_ready(&mut builder, now);
         self.tell_parked(&mut builder);
-        report.again |= !self.poisoned.is_empty();
 
         report.committed = self.commit(&mut builder, answers, now, &mut report.again).await?;
-        report.again |= self.trade().await?;
+        report.again |= match self.knows_what_is_taken() {
+            true => self.trade().await?,
+            false => true,
+        };
         self.deps.metrics.passes.inc();
         self.deps
             .metrics
@@ -136,10 +137,20 @@ impl ShardOwner {
         Ok(more)
     }
 
+    /// A run that is to be read anew, or to be failed, may occupy what is not in the books meanwhile.
+    fn knows_what_is_taken(&self) -> bool {
+        self.stale.is_empty() && self.poisoned.is_empty()
+    }
+
+    /// Until there are none: one that is gone makes those that depend on it stale.
     pub(crate) async fn load_stale(&mut self, now: Timestamp) -> Result<(), PassError> {
-        if self.stale.is_empty() {
-            return Ok(());
+        while !self.stale.is_empty() {
+            self.load_stale_once(now).await?;
         }
+        Ok(())
+    }
+
+    async fn load_stale_once(&mut self, now: Timestamp) -> Result<(), PassError> {
         let keys: Vec<RunKey> = std::mem::take(&mut self.stale).into_iter().collect();
         let loaded = self.deps.store.load_runs(&keys).await?;
         let mut gone: BTreeSet<RunKey> = keys.into_iter().collect();
@@ -375,7 +386,7 @@ impl ShardOwner {
     fn bind_ready(&mut self, builder: &mut PassBuilder, now: Timestamp) {
         self.ledger.advance(now);
         let mut place = None;
-        loop {
+        while self.knows_what_is_taken() {
             self.ready.promote(|limit| self.ledger.room(limit));
             let Some(candidate) = self.ready.pop() else {
                 if self.ready.refill(|limit| self.ledger.room(limit)) {

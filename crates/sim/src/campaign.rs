@@ -221,10 +221,10 @@ fn matrix(met: &BTreeMap<Met, u64>) -> Table {
     table
 }
 
-/// One seed with its story. True: it has kept every promise.
-pub fn replay(seed: u64, whole: bool, plant: Option<Plant>) -> bool {
-    let seen = run_seed(Options { seed, telling: true, plant });
-    let again = run_seed(Options { seed, telling: false, plant });
+/// One seed with its story and those of some runs (`dag/run`). True: it has kept every promise.
+pub fn replay(seed: u64, whole: bool, runs: &[String]) -> bool {
+    let seen = run_seed(Options { seed, telling: true, plant: None });
+    let again = run_seed(Options { seed, telling: false, plant: None });
     if whole || !seen.violations.is_empty() {
         for (at, text) in &seen.story {
             println!("  {:>10.3} s  {text}", at.as_secs_f64());
@@ -239,6 +239,9 @@ pub fn replay(seed: u64, whole: bool, plant: Option<Plant>) -> bool {
             println!("\nthe story of {run}:\n{}", checker::tell(&seen.history, run));
             told.push(run.clone());
         }
+    }
+    for row in seen.history.runs.iter().filter(|row| runs.contains(&row.name.to_string())) {
+        println!("\nthe story of {}:\n{}", row.name, checker::tell(&seen.history, &row.name));
     }
     println!(
         "seed {seed}: {} events, trace {:016x}, {} runs, {} attempts, {} violations",

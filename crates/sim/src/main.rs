@@ -23,6 +23,9 @@ struct Cli {
     /// Tell its story in any case
     #[arg(long, requires = "seed")]
     story: bool,
+    /// Tell the story of this run as well
+    #[arg(long = "run", requires = "seed", value_name = "DAG/RUN")]
+    runs: Vec<String>,
     /// End after so many seconds of real time, however many seeds there were
     #[arg(long)]
     seconds: Option<u64>,
@@ -74,7 +77,7 @@ fn main() -> ExitCode {
             }
         },
         _ if cli.self_test => self_test(cli.seeds),
-        Some(seed) => replay(seed, cli.story, None),
+        Some(seed) => replay(seed, cli.story, &cli.runs),
         None => {
             let threads = cli.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
             let report = run_campaign(&Campaign {

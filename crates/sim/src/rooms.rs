@@ -2,6 +2,8 @@
 //!
 //! Drawn from a source of its own, so that a world with plenty is what it would be if there were no others.
 
+use std::time::Duration;
+
 use tenure_model::{PoolName, Resources, TaskKind, TaskSpec};
 use tenure_store::PoolRecord;
 
@@ -40,6 +42,11 @@ impl Rooms {
 
     pub fn plenty(nodes: usize) -> Self {
         Self { short: false, nodes: vec![tasks(PLENTY); nodes], pool: None, dice: Dice::seeded(0) }
+    }
+
+    /// Where room is short, what is there has to suffice for all that comes in an hour.
+    pub fn longest_task(&self) -> Duration {
+        Duration::from_secs(if self.short { 30 } else { 240 })
     }
 
     /// What a task asks for beside its place on a node.

@@ -12,29 +12,48 @@ use tenure_model::NodeId;
 /// to two heartbeats before the silence does and ends up to two later.
 const EXCUSES: Duration = Duration::from_secs(60);
 
+/// Who can speak for a moment has not spoken: it dies before its next heartbeat, and the silence goes on.
+const NEXT_HEARTBEAT: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
-pub struct Silence(Vec<Option<Timestamp>>);
+pub struct Silence(Vec<Spell>);
+
+/// The latest silence of one node.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spell {
+    since: Option<Timestamp>,
+    /// Absent: it goes on, if it has begun.
+    until: Option<Timestamp>,
+}
 
 impl Silence {
     /// Nobody is there yet.
     pub fn new(agents: usize) -> Self {
-        Self(vec![None; agents])
+        Self(vec![Spell::default(); agents])
     }
 
     /// A silence that has just ended, if it was long enough to matter.
     pub fn look(&mut self, agent: usize, speaks: bool, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
-        match (speaks, self.0[agent]) {
-            (false, None) => self.0[agent] = Some(now),
-            (true, Some(since)) => {
-                self.0[agent] = None;
-                let lasted = now.duration_since(since);
-                let long = Duration::try_from(lasted).is_ok_and(|lasted| lasted >= EXCUSES);
-                return long.then_some((since, now));
+        let spell = &mut self.0[agent];
+        match (speaks, *spell) {
+            (false, Spell { since: Some(_), until: None }) => None,
+            (false, Spell { until, .. }) => {
+                let goes_on = until.is_some_and(|until| elapsed(until, now) < NEXT_HEARTBEAT);
+                spell.since = spell.since.filter(|_| goes_on).or(Some(now));
+                spell.until = None;
+                None
             }
-            (true, None) | (false, Some(_)) => {}
+            (true, Spell { since: Some(since), until: None }) => {
+                spell.until = Some(now);
+                (elapsed(since, now) >= EXCUSES).then_some((since, now))
+            }
+            (true, _) => None,
         }
-        None
     }
+}
+
+fn elapsed(since: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(since)).unwrap_or_default()
 }
 
 pub fn fault(node: &NodeId, since: Timestamp, until: Timestamp) -> Fault {

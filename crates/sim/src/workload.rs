@@ -81,7 +81,7 @@ impl Workload {
         let dice = &self.dice;
         let mut tasks: Vec<TaskSpec> = vec![];
         for number in 0..1 + dice.below(6) {
-            let takes = dice.spread(Duration::from_millis(100), Duration::from_secs(240));
+            let takes = dice.spread(Duration::from_millis(100), self.world.rooms.longest_task());
             let fails = if dice.chance(25.0) { 1 + dice.below(2) } else { 0 };
             let mut task = work_task(&format!("t{number}"), takes.as_millis() as u64, fails as u32);
             if number > 0 && dice.chance(10.0) {

@@ -69,6 +69,7 @@ macro_rules! exercise {
             passes: [
                 a_pass_writes_rows_results_tries_and_audit,
                 a_stale_revision_leaves_that_run_alone_and_commits_the_others,
+                who_takes_what_a_conflicting_run_would_have_given_back_falls_with_it,
                 a_row_that_is_not_as_expected_is_a_conflict_of_its_whole_run,
                 a_run_that_is_gone_is_a_conflict,
                 a_deposed_owner_is_fenced_and_writes_nothing,

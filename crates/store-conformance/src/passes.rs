@@ -2,7 +2,9 @@
 
 use tenure_lease::{Claim, Epoch, LossReason, ReleaseOutcome, RenewOutcome, Scope};
 use tenure_model::{RunKey, RunState, TaskState};
-use tenure_store::{NewRunOutcome, Pass, RunQuery, ScheduleChange, StateChange, StoreError, TryRecord};
+use tenure_store::{
+    NewRunOutcome, Pass, RunQuery, RunSnapshot, ScheduleChange, StateChange, StoreError, TryRecord,
+};
 
 use crate::Fresh;
 use crate::harness::{World, day_of_january, due_run, key_of, now, pass_of, states, tenant, term, ti, value};
@@ -70,6 +72,40 @@ pub async fn a_stale_revision_leaves_that_run_alone_and_commits_the_others(fresh
     assert_eq!(untouched.header.revision, 1);
     assert_eq!(world.store.results(second.key).await.expect("results"), vec![]);
     assert_eq!(world.trail("etl", "r2").await, trail, "a conflict leaves no trace in the audit");
+}
+
+pub async fn who_takes_what_a_conflicting_run_would_have_given_back_falls_with_it(fresh: Fresh) {
+    let world = World::of(fresh);
+    let ending = world.run_of("etl", "a b").await;
+    let binding = world.trigger("etl", "r2").await;
+    let planned = world.trigger("etl", "r3").await;
+    let owner = world.owner_of("etl").await;
+    world.drive(&owner, ending.key, "run=running a=running").await;
+    world.drive(&owner, binding.key, "run=running a=running").await;
+    world.drive(&owner, planned.key, "run=running").await;
+    let stale = world.load(ending.key).await;
+    world.drive(&owner, ending.key, "b=skipped").await;
+
+    // The first comes last: it is not the order of the runs that decides.
+    let changes = |of: [&RunSnapshot; 3]| {
+        let texts = ["a=success", "a=success b=queued", "a=scheduled"];
+        let mut changes: Vec<_> = of.iter().zip(texts).map(|(run, text)| world.change(run, text)).collect();
+        changes.rotate_left(1);
+        changes
+    };
+    let (second, third) = (world.load(binding.key).await, world.load(planned.key).await);
+    let committed = world.commit(&owner, &pass_of(changes([&stale, &second, &third]))).await.expect("committed");
+    assert_eq!(committed.conflicts, vec![binding.key, ending.key]);
+    assert_eq!(states(&world.load(binding.key).await), "a=running b=none");
+    assert_eq!(states(&world.load(planned.key).await), "a=scheduled b=none", "it takes nothing");
+
+    // Who gives nothing back takes nobody along.
+    let (first, second) = (world.load(ending.key).await, world.load(binding.key).await);
+    let idle = world.change(&stale, "b=scheduled");
+    let changes = vec![world.change(&second, "a=success b=queued"), idle];
+    let committed = world.commit(&owner, &pass_of(changes)).await.expect("committed");
+    assert_eq!(committed.conflicts, vec![first.header.key]);
+    assert_eq!(states(&world.load(binding.key).await), "a=success b=queued");
 }
 
 pub async fn a_row_that_is_not_as_expected_is_a_conflict_of_its_whole_run(fresh: Fresh) {

@@ -1,5 +1,8 @@
 //! Everything a pass has decided, in one fenced transaction.
 
+use std::collections::HashSet;
+
+use tenure_model::RunKey;
 use tenure_store::{Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StoreError};
 
 use crate::runs::{self, Inserted};
@@ -14,10 +17,14 @@ pub(crate) fn commit(
     flaw: Option<Flaw>,
 ) -> Result<Committed, StoreError> {
     check_shards(tables, authority, pass)?;
+    let mut conflicts: HashSet<RunKey> =
+        pass.runs.iter().filter(|change| !is_as_expected(tables, change)).map(|change| change.run).collect();
+    conflicts.extend(pass.fallen(&conflicts));
     let mut committed = Committed::default();
     for change in &pass.runs {
-        if !apply(tables, authority, pass, change) {
-            committed.conflicts.push(change.run);
+        match conflicts.contains(&change.run) {
+            true => committed.conflicts.push(change.run),
+            false => apply(tables, authority, pass, change),
         }
     }
     for run in &pass.new_runs {
@@ -60,29 +67,20 @@ fn check_shards(tables: &Tables, authority: &Authority, pass: &Pass) -> Result<(
     Ok(())
 }
 
-/// False: the run is not what the pass was decided from, and nothing of it was changed.
-fn apply(tables: &mut Tables, authority: &Authority, pass: &Pass, change: &RunChange) -> bool {
-    let careless = tables.careless;
-    let Some(run) = tables.runs.get_mut(&change.run) else { return false };
-    if run.revision != change.revision && !careless {
-        return false;
-    }
-    if !careless && change.state.as_ref().is_some_and(|state| state.from != run.view.state) {
-        return false;
-    }
-    let mut undo = vec![];
+/// False: the run is not what the pass was decided from.
+fn is_as_expected(tables: &Tables, change: &RunChange) -> bool {
+    let Some(run) = tables.runs.get(&change.run) else { return false };
+    let state = change.state.as_ref().is_none_or(|state| state.from == run.view.state);
+    let as_expected = run.revision == change.revision && state;
+    tables.careless || (as_expected && change.tis.iter().all(|ti| run.expects(ti)))
+}
+
+fn apply(tables: &mut Tables, authority: &Authority, pass: &Pass, change: &RunChange) {
+    let Some(run) = tables.runs.get_mut(&change.run) else { return };
     for ti in &change.tis {
-        if careless && let Some(row) = run.tis.get_mut(&place(ti.ti)) {
+        if let Some(row) = run.tis.get_mut(&place(ti.ti)) {
             row.ti = ti.to.clone();
-            continue;
         }
-        let Some(before) = run.change_ti(ti) else {
-            for (ti, before) in undo.into_iter().rev() {
-                run.tis.get_mut(&place(ti)).expect("changed just now").ti = before;
-            }
-            return false;
-        };
-        undo.push((ti.ti, before));
     }
     change.past_tries.iter().for_each(|past| run.keep_try(past));
     for (ti, value) in &change.results {
@@ -98,5 +96,4 @@ fn apply(tables: &mut Tables, authority: &Authority, pass: &Pass, change: &RunCh
         let by = By { tenant: &tenant, actor: &pass.actor, at: pass.at, authority: Some(authority) };
         tables.audit(by, Some(&dag), Some(&run_id), change.audit.clone());
     }
-    true
 }

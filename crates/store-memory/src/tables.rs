@@ -291,8 +291,12 @@ impl Run {
     /// The row as it was; `None` if it is not in the state, or under the attempt, that the change was decided from.
     pub(crate) fn change_ti(&mut self, change: &TiChange) -> Option<TaskInstance> {
         let row = self.tis.get_mut(&place(change.ti))?;
-        let expected = row.ti.state == change.from && row.ti.attempt == change.from_attempt;
-        expected.then(|| std::mem::replace(&mut row.ti, change.to.clone()))
+        row.is_as_expected(change).then(|| std::mem::replace(&mut row.ti, change.to.clone()))
+    }
+
+    /// Whether it has the row that the change was decided from.
+    pub(crate) fn expects(&self, change: &TiChange) -> bool {
+        self.tis.get(&place(change.ti)).is_some_and(|row| row.is_as_expected(change))
     }
 
     /// The same try again replaces what was kept of it.
@@ -306,6 +310,10 @@ impl Ti {
     pub(crate) fn untouched(task: &tenure_model::TaskSpec) -> Self {
         let ti = TaskInstance::untouched(task.retries);
         Self { task_id: task.id.clone(), pool: task.pool.clone(), ti }
+    }
+
+    fn is_as_expected(&self, change: &TiChange) -> bool {
+        self.ti.state == change.from && self.ti.attempt == change.from_attempt
     }
 
     pub(crate) fn cached(&self, (task, map_index): Place) -> CachedTi {

@@ -98,6 +98,7 @@ impl PostgresStore {
                 Ok(Written::Conflicts(more)) => {
                     session.roll_back().await?;
                     conflicts.extend(more);
+                    conflicts.extend(pass.fallen(&conflicts));
                 }
                 Ok(Written::Unclear) => {
                     session.roll_back().await?;

@@ -3,10 +3,13 @@
 //! The hot path of the whole system. Statements are prepared once, a run costs two statements plus one for each
 //! task instance, and JSON is written before the job reaches the writer's thread.
 
+use std::collections::HashSet;
+
 use rusqlite::{CachedStatement, Connection, params};
 use tenure_model::{RunKey, ShardId, TaskInstance, TenantId, TiKey};
 use tenure_store::{
     Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StateChange, TiChange, TryRecord,
+    fallen,
 };
 
 use crate::Office;
@@ -78,13 +81,7 @@ impl RunWrite {
 
 pub(crate) fn commit(tx: &Tx<'_>, office: &Office, pass: &PassWrite) -> Result<Committed, Fail> {
     check_fence(tx, &pass.authority)?;
-    let mut committed = Committed::default();
-    let mut tis = TiWriter::new(tx)?;
-    for run in &pass.runs {
-        if !commit_run(tx, &mut tis, pass, run)? {
-            committed.conflicts.push(run.run);
-        }
-    }
+    let mut committed = Committed { conflicts: commit_runs(tx, pass)?, created: vec![] };
     for run in &pass.new_runs {
         committed.created.push(match runs::insert(tx, office, pass.by(&run.tenant), run)? {
             Inserted::Created(header) => NewRunOutcome::Created(header),
@@ -103,6 +100,31 @@ pub(crate) fn commit(tx: &Tx<'_>, office: &Office, pass: &PassWrite) -> Result<C
         tx.prepare_cached("DELETE FROM attention WHERE seq = ?1")?.execute([seq])?;
     }
     Ok(committed)
+}
+
+/// All but those that conflict, and those that fall with them.
+fn commit_runs(tx: &Tx<'_>, pass: &PassWrite) -> Result<Vec<RunKey>, Fail> {
+    let mut tis = TiWriter::new(tx)?;
+    let mut conflicts = HashSet::new();
+    loop {
+        let left_out = conflicts.clone();
+        tx.prepare_cached("SAVEPOINT runs")?.execute([])?;
+        for run in pass.runs.iter().filter(|run| !left_out.contains(&run.run)) {
+            if !commit_run(tx, &mut tis, pass, run)? {
+                conflicts.insert(run.run);
+            }
+        }
+        let fallen = fallen(pass.runs.iter().map(|run| (run.run, &run.tis[..])), &conflicts);
+        if !fallen.is_empty() {
+            tx.prepare_cached("ROLLBACK TO runs")?.execute([])?;
+        }
+        tx.prepare_cached("RELEASE runs")?.execute([])?;
+        if fallen.is_empty() {
+            let in_order = pass.runs.iter().map(|run| run.run);
+            return Ok(in_order.filter(|run| conflicts.contains(run)).collect());
+        }
+        conflicts.extend(fallen);
+    }
 }
 
 /// False: the run is not what the pass was decided from, and nothing of it was changed.

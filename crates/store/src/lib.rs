@@ -41,7 +41,7 @@ pub use intent::{
 pub use scheduling::{
     Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,
     DagVersionName, LoadedRuns, NewRunOutcome, Pass, PastRun, RunChange, RunHeader, RunSnapshot,
-    ScheduleChange, SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord,
+    ScheduleChange, SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord, fallen,
 };
 pub use specs::SpecCache;
 pub use views::{

@@ -1,5 +1,6 @@
 //! What the owner of a shard reads and writes.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -265,6 +266,11 @@ impl Pass {
             && self.schedules.is_empty()
             && self.attended.is_empty()
     }
+
+    /// See [`fallen`].
+    pub fn fallen(&self, conflicts: &HashSet<RunKey>) -> Vec<RunKey> {
+        fallen(self.runs.iter().map(|change| (change.run, &change.tis[..])), conflicts)
+    }
 }
 
 /// All changes to one run: applied together, or not at all.
@@ -297,6 +303,37 @@ pub struct TiChange {
     pub from: TaskState,
     pub from_attempt: Option<AttemptId>,
     pub to: TaskInstance,
+}
+
+impl TiChange {
+    /// An attempt stops occupying its node, its pool and its other limits.
+    fn gives_back(&self) -> bool {
+        self.from.is_bound() && !(self.to.state.is_bound() && self.is_same_attempt())
+    }
+
+    /// An attempt begins to occupy.
+    fn takes(&self) -> bool {
+        self.to.state.is_bound() && !(self.from.is_bound() && self.is_same_attempt())
+    }
+
+    fn is_same_attempt(&self) -> bool {
+        self.from_attempt == self.to.attempt
+    }
+}
+
+/// The runs of a pass that fall with those whose rows were not as expected: what one of these would have given back may
+/// be what they take. Without the conflict their owner decides again, from what is really free.
+pub fn fallen<'a>(
+    runs: impl Iterator<Item = (RunKey, &'a [TiChange])> + Clone,
+    conflicts: &HashSet<RunKey>,
+) -> Vec<RunKey> {
+    let gives_back =
+        |(run, tis): (RunKey, &[TiChange])| conflicts.contains(&run) && tis.iter().any(TiChange::gives_back);
+    if !runs.clone().any(gives_back) {
+        return vec![];
+    }
+    let takes = |(run, tis): &(RunKey, &[TiChange])| !conflicts.contains(run) && tis.iter().any(TiChange::takes);
+    runs.filter(takes).map(|(run, _)| run).collect()
 }
 
 /// One finished try, kept when another follows.
@@ -358,7 +395,8 @@ pub struct ScheduleChange {
 
 #[derive(Clone, Debug, Default)]
 pub struct Committed {
-    /// Runs whose revision had moved: evict, reload, plan again.
+    /// Runs that were left alone, in the order of the pass: evict, reload, plan again. Their revision had moved, or
+    /// they fell with one whose had ([`fallen`]).
     pub conflicts: Vec<RunKey>,
     /// One per `Pass::new_runs`, in order.
     pub created: Vec<NewRunOutcome>,

@@ -45,9 +45,17 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
     }
     changes.sort_by_key(|(at, change, _)| (*at, *change));
     let mut taken: BTreeMap<(Place, &str), u64> = BTreeMap::new();
+    let mut here: BTreeMap<Place, Vec<&Stay<'_>>> = BTreeMap::new();
     for (_, change, stay) in changes {
         let Some(need) = needs.get(&(stay.task.run.dag.as_str(), stay.task.task)) else { continue };
         let mut fills = false;
+        for place in [Place::Node(stay.node.to_owned()), Place::Pool(need.pool.clone())] {
+            let here = here.entry(place).or_default();
+            match change {
+                Change::Leaves => here.retain(|other| !std::ptr::eq(*other, stay)),
+                Change::Comes => here.push(stay),
+            }
+        }
         for (place, name, amount) in takes_up(need, stay.node) {
             let taken = taken.entry((place.clone(), name)).or_default();
             if change == Change::Leaves {
@@ -62,9 +70,11 @@ pub(super) fn check(index: &Index<'_>, verdict: &mut Verdict) {
             // Who comes to what is too full already adds nothing to the story.
             if *taken > has && *taken - amount <= has {
                 let Stay { task, attempt, .. } = stay;
+                let others = here[&place].iter().map(|stay| stay.task.to_string()).collect::<Vec<_>>();
                 let what = format!(
                     "{task}: attempt {attempt} was placed where there was no room: {place} has {has} of {name}, \
-                     and {taken} are taken"
+                     and {taken} are taken by {}",
+                    others.join(", ")
                 );
                 verdict.violated(Promise::Room, Some(task.run), what);
             }
