@@ -118,6 +118,7 @@ fn plan_to_the_end(graph: &Arc<DagGraph>) -> RunPlan {
         logical_date: None,
         state: RunState::Queued,
         started_at: None,
+        read_at: at(0),
     };
     let tasks = graph.spec().tasks.iter();
     let tis = tasks.map(|task| (task.id.clone(), TaskInstance::untouched(task.retries))).collect();

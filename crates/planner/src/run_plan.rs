@@ -28,6 +28,8 @@ pub struct RunFacts {
     pub logical_date: Option<Timestamp>,
     pub state: RunState,
     pub started_at: Option<Timestamp>,
+    /// Now. Whatever is dated later was written by a clock that is ahead, and is taken to have just happened.
+    pub read_at: Timestamp,
 }
 
 #[derive(Debug)]
@@ -185,7 +187,7 @@ impl RunPlan {
         };
         plan.count_upstreams();
         for at in 0..plan.slots.len() as u32 {
-            plan.arm_retry(at);
+            plan.arm_retry(at, plan.facts.read_at);
         }
         plan
     }
@@ -378,13 +380,13 @@ impl RunPlan {
             self.remember_failure(at);
         }
         self.step(at, event, reason.as_deref(), |ti| *ti = to);
-        self.arm_retry(at);
+        self.arm_retry(at, Timestamp::MAX);
         if self.slots[at as usize].ti.state == TaskState::None {
             self.dirty.insert(at);
         }
     }
 
-    fn arm_retry(&mut self, at: u32) {
+    fn arm_retry(&mut self, at: u32, latest: Timestamp) {
         let slot = &self.slots[at as usize];
         let (TaskState::UpForRetry, Some(ended_at), Some(spec)) =
             (slot.ti.state, slot.ti.ended_at, slot.spec)
@@ -398,8 +400,8 @@ impl RunPlan {
             logical_date: facts.logical_date,
             try_number: slot.ti.try_number,
         };
-        let due =
-            ended_at.saturating_add(retry::delay(self.graph.task(spec), name)).unwrap_or(Timestamp::MAX);
+        let delay = retry::delay(self.graph.task(spec), name);
+        let due = ended_at.min(latest).saturating_add(delay).unwrap_or(Timestamp::MAX);
         self.retries.insert((due, at));
     }
 

@@ -347,7 +347,9 @@ impl ShardOwner {
 
     pub fn install_queued(&mut self, header: &RunHeader) {
         let number = self.dags.number(&header.tenant, &header.dag);
-        self.dags.get_mut(number).queued.insert(header.run_after, header.key);
+        let (now, run_after) = (self.deps.clock.now(), header.run_after);
+        let moment = if header.was_due() { run_after.min(now) } else { run_after };
+        self.dags.get_mut(number).queued.insert(moment, header.key);
     }
 
     /// Takes a run that is running into the cache.
@@ -369,6 +371,7 @@ impl ShardOwner {
             logical_date: header.logical_date,
             state: header.state,
             started_at: header.started_at,
+            read_at: self.deps.clock.now(),
         };
         let tis = tis.into_iter().map(|cached| (cached.task_id, cached.ti)).collect();
         let context = Arc::new(RunContext {

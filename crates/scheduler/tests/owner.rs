@@ -16,7 +16,7 @@ use tenure_model::{
     RunId, RunState, RunType, Schedule, TaskKind, TaskSpec, TaskState, TenantId, TiKey,
 };
 use tenure_scheduler::OwnerConfig;
-use tenure_store::{NodeRegistration, PoolRecord};
+use tenure_store::{NodeRegistration, PoolRecord, Trigger};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chain_runs_to_success_and_every_step_is_in_the_audit_trail() {
@@ -256,6 +256,17 @@ async fn a_run_for_tomorrow_does_not_hold_the_schedule_up() {
     let mut owner = rig.owner(Options::default());
     assert!(owner.play(Outcome::Success).await.run_id.as_str().starts_with("scheduled__"));
     assert_eq!(rig.run("d", "later").await.state, RunState::Queued);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_due_when_it_was_asked_for_starts_at_once_whatever_that_clock_said() {
+    let rig = Rig::new().await;
+    rig.register(DagSpec::new("d", vec![exec("a")])).await;
+    let mut owner = rig.owner(Options::default());
+    let ahead = rig.clock.now() + Duration::from_secs(3_600);
+    let asked = NewRun { run_after: ahead, ..rig.new_run("d", "asked") };
+    rig.store.create_run(&Trigger { at: ahead, ..rig.user() }, &asked).await.unwrap();
+    assert_eq!(owner.play(Outcome::Success).await.run_id.as_str(), "asked");
 }
 
 #[tokio::test(flavor = "multi_thread")]

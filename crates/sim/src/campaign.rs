@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use comfy_table::{ContentArrangement, Table, presets};
@@ -10,6 +10,7 @@ use tenure_clock::{Clock, SystemClock};
 use tenure_judge::checker;
 
 use crate::boundaries::possible;
+use crate::regressions::REGRESSIONS;
 use crate::run::{Options, Plant, Seen, run_seed};
 use crate::trace::Met;
 
@@ -22,6 +23,8 @@ const NAMED: usize = 12;
 #[derive(Clone, Copy, Debug)]
 pub struct Campaign {
     pub first: u64,
+    /// Seeds that have broken a promise before come before those.
+    pub regressions: bool,
     /// At most so many.
     pub seeds: u64,
     /// At most so long, in real time.
@@ -62,15 +65,17 @@ pub struct Report {
 
 pub fn run_campaign(campaign: &Campaign) -> Report {
     let begun = SystemClock.boottime();
-    let (next, stop) = (AtomicU64::new(campaign.first), AtomicBool::new(false));
-    let report = Mutex::new(Report::default());
+    let known = REGRESSIONS.iter().map(|(seed, _)| *seed).filter(|_| campaign.regressions);
     let end = campaign.first.saturating_add(campaign.seeds);
+    let seeds = Mutex::new(known.chain(campaign.first..end));
+    let stop = AtomicBool::new(false);
+    let report = Mutex::new(Report::default());
     let work = || {
         loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let Some(seed) = seeds.lock().expect("no thread panics with it").next() else { return };
             let late =
                 campaign.time.is_some_and(|time| SystemClock.boottime().saturating_since(begun) >= time);
-            if seed >= end || late || stop.load(Ordering::Relaxed) {
+            if late || stop.load(Ordering::Relaxed) {
                 return;
             }
             let options = Options { seed, telling: false, plant: campaign.plant };

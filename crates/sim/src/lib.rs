@@ -24,6 +24,7 @@ mod network;
 mod operator;
 mod panics;
 mod record;
+mod regressions;
 mod replica;
 mod rooms;
 mod run;

@@ -82,6 +82,7 @@ fn main() -> ExitCode {
             let threads = cli.threads.or_else(|| std::thread::available_parallelism().ok().map(Into::into));
             let report = run_campaign(&Campaign {
                 first: cli.from,
+                regressions: cli.from == 1,
                 seeds: cli.seeds,
                 time: cli.seconds.map(Duration::from_secs),
                 twice_every: TWICE_EVERY,
@@ -149,6 +150,7 @@ fn self_test(most: u64) -> bool {
     for (name, plant) in PLANTS {
         let report = run_campaign(&Campaign {
             first: 1,
+            regressions: false,
             seeds: most,
             time: Some(Duration::from_secs(20)),
             twice_every: u64::MAX,

@@ -9,9 +9,7 @@ use tenure_store::PoolRecord;
 
 use crate::dice::Dice;
 
-/// Seeds from here on: half of their worlds are short of room. The others have plenty.
-pub const SHORT_FROM: u64 = 1_000_000;
-/// How many of them in a hundred.
+/// How many worlds in a hundred are short of room.
 const SHORT: f64 = 50.0;
 /// So many tasks fit on a node where there is plenty.
 const PLENTY: u64 = 50;
@@ -28,7 +26,7 @@ pub struct Rooms {
 impl Rooms {
     pub fn of(seed: u64, nodes: usize) -> Self {
         let dice = Dice::seeded(!seed);
-        if seed < SHORT_FROM || !dice.chance(SHORT) {
+        if !dice.chance(SHORT) {
             return Self::plenty(nodes);
         }
         // Every node can take the largest task, or a node that stays away would keep it waiting to the end.

@@ -94,7 +94,8 @@ pub async fn who_takes_what_a_conflicting_run_would_have_given_back_falls_with_i
         changes
     };
     let (second, third) = (world.load(binding.key).await, world.load(planned.key).await);
-    let committed = world.commit(&owner, &pass_of(changes([&stale, &second, &third]))).await.expect("committed");
+    let committed =
+        world.commit(&owner, &pass_of(changes([&stale, &second, &third]))).await.expect("committed");
     assert_eq!(committed.conflicts, vec![binding.key, ending.key]);
     assert_eq!(states(&world.load(binding.key).await), "a=running b=none");
     assert_eq!(states(&world.load(planned.key).await), "a=scheduled b=none", "it takes nothing");

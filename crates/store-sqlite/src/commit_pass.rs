@@ -8,8 +8,7 @@ use std::collections::HashSet;
 use rusqlite::{CachedStatement, Connection, params};
 use tenure_model::{RunKey, ShardId, TaskInstance, TenantId, TiKey};
 use tenure_store::{
-    Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StateChange, TiChange, TryRecord,
-    fallen,
+    Committed, NewRunOutcome, Pass, RunChange, ScheduleChange, StateChange, TiChange, TryRecord, fallen,
 };
 
 use crate::Office;

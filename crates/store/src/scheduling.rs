@@ -197,6 +197,14 @@ pub struct RunHeader {
     pub conf: Value,
 }
 
+impl RunHeader {
+    /// Its moment had come when it was queued, by the clock of whoever queued it. Other clocks may be behind, and are not
+    /// to make it wait.
+    pub fn was_due(&self) -> bool {
+        self.run_after <= self.queued_at
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct RunSnapshot {
     pub header: RunHeader,
@@ -332,7 +340,8 @@ pub fn fallen<'a>(
     if !runs.clone().any(gives_back) {
         return vec![];
     }
-    let takes = |(run, tis): &(RunKey, &[TiChange])| !conflicts.contains(run) && tis.iter().any(TiChange::takes);
+    let takes =
+        |(run, tis): &(RunKey, &[TiChange])| !conflicts.contains(run) && tis.iter().any(TiChange::takes);
     runs.filter(takes).map(|(run, _)| run).collect()
 }
 

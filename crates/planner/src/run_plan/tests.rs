@@ -29,6 +29,7 @@ fn running(spec: DagSpec) -> RunPlan {
         logical_date: None,
         state: RunState::Queued,
         started_at: None,
+        read_at: at(0),
     };
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), tis);
     plan.start(at(0));
@@ -174,6 +175,7 @@ fn a_task_cleared_while_running_starts_over_once_its_process_has_ended() {
         logical_date: None,
         state: RunState::Running,
         started_at: Some(at(0)),
+        read_at: at(0),
     };
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), vec![(TaskId::new("a"), ti)]);
     plan.plan(at(1));
@@ -184,6 +186,31 @@ fn a_task_cleared_while_running_starts_over_once_its_process_has_ended() {
     assert_eq!((ti.state, ti.try_number, ti.max_tries), (TaskState::Scheduled, 3, 4));
     let tries = plan.take_changes().past_tries;
     assert_eq!((tries[0].1.state, tries[0].1.ended_at), (TaskState::Failed, Some(at(2))));
+}
+
+#[test]
+fn a_retry_waits_its_delay_and_not_until_a_clock_that_was_ahead_has_come_true() {
+    let task = TaskSpec { retries: 1, retry_delay: std::time::Duration::from_secs(5), ..exec("a") };
+    let spec = DagSpec::new("d", vec![task]);
+    let ti = TaskInstance {
+        state: TaskState::UpForRetry,
+        try_number: 1,
+        ended_at: Some(at(3_600)),
+        ..TaskInstance::untouched(1)
+    };
+    let facts = RunFacts {
+        dag: spec.id.clone(),
+        run_id: RunId::new("r"),
+        logical_date: None,
+        state: RunState::Running,
+        started_at: Some(at(0)),
+        read_at: at(10),
+    };
+    let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), vec![(TaskId::new("a"), ti)]);
+    plan.plan(at(14));
+    assert_eq!((states(&plan).as_str(), plan.next_wake()), ("up_for_retry", Some(at(15))));
+    plan.plan(at(15));
+    assert_eq!(states(&plan), "scheduled");
 }
 
 #[test]
@@ -235,6 +262,7 @@ fn a_run_that_follows_a_newer_version_drops_removed_tasks_and_maps_the_rest_by_n
         logical_date: None,
         state: RunState::Running,
         started_at: Some(at(0)),
+        read_at: at(0),
     };
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), tis.to_vec());
     plan.plan(at(1));
