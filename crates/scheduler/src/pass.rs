@@ -121,7 +121,9 @@ impl ShardOwner {
                 // The row has moved on already, whatever becomes of this pass.
                 Attention::Stop { node, attempt } => self.ended_by_user(node, attempt),
                 Attention::Limits => limits_changed = true,
-                Attention::Shares { of } => self.trades.called(of, self.deps.clock.boottime()),
+                Attention::Shares { of, given_back } => {
+                    self.trades.called(of, given_back, self.deps.clock.boottime());
+                }
             }
         }
         if limits_changed {
@@ -131,7 +133,7 @@ impl ShardOwner {
             self.ready.free_all();
             // There may be less of something than there was.
             for of in self.ledger.shares() {
-                self.trades.called(of, self.deps.clock.boottime());
+                self.trades.called(of, true, self.deps.clock.boottime());
             }
         }
         Ok(more)

@@ -298,6 +298,14 @@ impl ReadyQueue {
         shapes.flat_map(move |(_, waiting)| waiting.levels.values().flat_map(Line::each).take(most))
     }
 
+    /// The first of those that each limit holds back.
+    pub fn first_parked(&self) -> impl Iterator<Item = (&Limit, &Candidate)> {
+        self.parked.iter().filter_map(|(limit, waiting)| {
+            let first = waiting.levels.values().flat_map(Line::each).next()?;
+            Some((limit, first))
+        })
+    }
+
     /// How many candidates each limit holds back.
     pub fn parked(&self) -> impl Iterator<Item = (&Limit, usize)> {
         self.parked.iter().map(|(limit, waiting)| (limit, waiting.len))

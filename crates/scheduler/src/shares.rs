@@ -13,7 +13,7 @@ use tenure_clock::BootTime;
 use tenure_model::Resources;
 use tenure_store::{Bid, Common};
 
-use crate::ledger::Account;
+use crate::ledger::{Account, Limit};
 use crate::owner::ShardOwner;
 use crate::pass::PassError;
 
@@ -24,6 +24,8 @@ pub(crate) struct Trades {
     pressed: BTreeMap<Common, BootTime>,
     /// Not to be asked for before then, unless somebody gives some back.
     patient: BTreeMap<Common, BootTime>,
+    /// Since when there is some that nothing uses yet.
+    kept: BTreeMap<Common, BootTime>,
 }
 
 /// What tasks wait for: all of it, and the least that would let one of them go.
@@ -31,25 +33,40 @@ pub(crate) struct Trades {
 struct Want {
     all: Resources,
     one: Resources,
+    /// What one of them takes of this, when it waits for something else.
+    beside: Resources,
 }
 
 /// How long a shard that was asked for something remembers it.
 const PRESSED_FOR: Duration = Duration::from_secs(5);
 /// How long a shard waits before it asks in vain once more.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long something is kept for a task that waits for something else as well. Without it, two shards with tasks that
+/// need a slot and a place on a node would each give up the one while they ask for the other, and none would ever have
+/// both. All ask in the same order (pool, quota, node) and keep only what comes before, so nobody waits in a circle.
+const KEPT_FOR: Duration = Duration::from_secs(2);
 /// How long whoever gave something back leaves it to the others.
 const AFTER_YOU: Duration = Duration::from_millis(30);
 
 impl Trades {
-    /// Another shard wants some, or has given some back: either way, look at it anew.
-    pub fn called(&mut self, of: Common, now: BootTime) {
-        self.patient.remove(&of);
+    /// Another shard wants some, or has given some back, which is the time to ask again. That somebody else asks is not:
+    /// two that wait would call each other for ever.
+    pub fn called(&mut self, of: Common, given_back: bool, now: BootTime) {
+        if given_back {
+            self.patient.remove(&of);
+        }
         self.pressed.insert(of, now + PRESSED_FOR);
     }
 
     /// When something may be asked for again.
     pub fn next(&self) -> Option<BootTime> {
         self.patient.values().min().copied()
+    }
+
+    /// Whether what a waiting task would take is kept for it.
+    fn keeps(&mut self, of: &Common, now: BootTime) -> bool {
+        let since = *self.kept.entry(of.clone()).or_insert(now);
+        now.saturating_since(since) < KEPT_FOR
     }
 }
 
@@ -62,7 +79,12 @@ impl ShardOwner {
         let now = self.deps.clock.boottime();
         self.trades.pressed.retain(|_, until| *until > now);
         self.trades.patient.retain(|_, until| *until > now);
-        let bids = self.bids();
+        let (kept, ledger) = (&mut self.trades.kept, &self.ledger);
+        kept.retain(|of, _| {
+            let Account { share, used, .. } = ledger.account(of);
+            exceeds(&share, &used)
+        });
+        let bids = self.bids(now);
         // Asked for in this trade or not to be had: they have waited for that, and for no more.
         let settled = self.ready.free_better_nodes();
         if bids.is_empty() {
@@ -87,12 +109,17 @@ impl ShardOwner {
         Ok(gained || settled)
     }
 
-    fn bids(&self) -> Vec<Bid> {
+    fn bids(&mut self, now: BootTime) -> Vec<Bid> {
         let mut wants: BTreeMap<Common, Want> =
             self.trades.pressed.keys().map(|of| (of.clone(), Want::default())).collect();
         for (limit, count) in self.ready.parked() {
             if let Some((of, one)) = self.ledger.demand(limit) {
                 wants.entry(of).or_default().add(one, count as u64);
+            }
+        }
+        for (of, beside) in self.needed_beside() {
+            if let Some(want) = wants.get_mut(&of).filter(|_| self.trades.keeps(&of, now)) {
+                want.beside = beside;
             }
         }
         let bid = |(of, want): (Common, Want)| {
@@ -103,6 +130,23 @@ impl ShardOwner {
             (asks || exceeds(&account.share, &wish)).then_some(Bid { of, wish })
         };
         wants.into_iter().filter_map(bid).collect()
+    }
+}
+
+impl ShardOwner {
+    /// What those that wait for a node, or for their tenant's quota, take of what comes before that: one of each kind.
+    fn needed_beside(&self) -> BTreeMap<Common, Resources> {
+        let mut needed = BTreeMap::new();
+        for (limit, candidate) in self.ready.first_parked() {
+            let (Limit::Capacity(_) | Limit::Quota(..)) = limit else { continue };
+            let Some(wish) = self.wish(candidate.run, candidate.task) else { continue };
+            let before = Limit::Pool(wish.pool.clone(), wish.pool_slots);
+            needed.extend(self.ledger.demand(&before));
+            if let Limit::Capacity(shape) = limit {
+                needed.extend(self.ledger.demand(&Limit::Quota(wish.tenant, *shape)));
+            }
+        }
+        needed
     }
 }
 
@@ -130,7 +174,8 @@ fn wish(account: &Account, want: &Want, pressed: bool, shards: u64) -> Resources
     }
     let fair_is_of_use = want.one.0.iter().all(|(name, one)| total.get(name) / shards >= *one);
     let fair = |name: &str| if fair_is_of_use { enough(name).min(total.get(name) / shards) } else { 0 };
-    let kept = each(&|name| used.get(name).max(fair(name)));
+    let beside = |name: &str| (used.get(name) + want.beside.get(name)).min(share.get(name));
+    let kept = each(&|name| used.get(name).max(fair(name)).max(beside(name)));
     if exceeds(share, &kept) {
         return kept;
     }
@@ -151,8 +196,12 @@ mod tests {
     }
 
     fn share_of(total: u64, share: u64, used: u64, waiting: u64, pressed: bool) -> u64 {
+        with_beside(total, share, used, waiting, 0, pressed)
+    }
+
+    fn with_beside(total: u64, share: u64, used: u64, waiting: u64, beside: u64, pressed: bool) -> u64 {
         let account = Account { total: amount(total), share: amount(share), used: amount(used) };
-        let mut want = Want::default();
+        let mut want = Want { beside: amount(beside), ..Want::default() };
         if waiting > 0 {
             want.add(amount(1), waiting);
         }
@@ -178,6 +227,14 @@ mod tests {
     fn a_pressed_shard_with_nothing_to_give_asks_for_its_fair_part_or_for_one_more() {
         assert_eq!(share_of(100, 10, 10, 1_000, true), 25);
         assert_eq!(share_of(100, 30, 30, 1_000, true), 31);
+    }
+
+    #[test]
+    fn a_pressed_shard_keeps_what_a_task_needs_that_waits_for_something_else() {
+        assert_eq!(with_beside(2, 1, 0, 0, 1, true), 1);
+        assert_eq!(with_beside(2, 2, 1, 0, 1, true), 2);
+        assert_eq!(with_beside(9, 5, 1, 0, 2, true), 3, "and no more than that");
+        assert_eq!(with_beside(2, 0, 0, 0, 1, true), 0, "it does not ask for it");
     }
 
     #[test]

@@ -179,8 +179,8 @@ pub async fn an_unmet_bid_tells_those_that_hold_some(fresh: Fresh) {
     bid(&world, 3, n1(), "cpu=2").await;
     assert_eq!(attention(&world, 2).await, vec![], "there was enough");
     bid(&world, 3, gpu(), "slots=1").await;
-    assert_eq!(attention(&world, 0).await, [Attention::Shares { of: gpu() }]);
-    assert_eq!(attention(&world, 1).await, [Attention::Shares { of: gpu() }]);
+    assert_eq!(attention(&world, 0).await, [Attention::Shares { of: gpu(), given_back: false }]);
+    assert_eq!(attention(&world, 1).await, [Attention::Shares { of: gpu(), given_back: false }]);
     assert_eq!(attention(&world, 2).await, vec![], "it holds none");
     assert_eq!(attention(&world, 3).await, vec![], "it knows");
 }
@@ -195,7 +195,7 @@ pub async fn what_is_given_back_is_told_to_those_that_want_it(fresh: Fresh) {
     let mut wakes = world.store.wakes(ShardId(1));
     wakes.borrow_and_update();
     bid(&world, 0, gpu(), "slots=2").await;
-    assert_eq!(attention(&world, 1).await, [Attention::Shares { of: gpu() }]);
+    assert_eq!(attention(&world, 1).await, [Attention::Shares { of: gpu(), given_back: true }]);
     assert_eq!(attention(&world, 2).await, vec![], "it wants none");
     let soon = std::time::Duration::from_secs(5);
     tokio::time::timeout(soon, wakes.changed()).await.expect("woken").expect("open");

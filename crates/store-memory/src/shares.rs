@@ -25,8 +25,9 @@ pub(crate) fn trade(tables: &mut Tables, shard: ShardId, bid: &Bid) -> Share {
     put(tables, shard, &bid.of, &traded);
     let holds_some = |row: &ShareRow| traded.unmet.iter().any(|name| row.amount.get(name) > 0);
     for (other, row) in &theirs {
-        if holds_some(row) || (traded.gave_back && row.wanted) {
-            tables.attend(*other, Attention::Shares { of: bid.of.clone() });
+        let given_back = traded.gave_back && row.wanted;
+        if given_back || holds_some(row) {
+            tables.attend(*other, Attention::Shares { of: bid.of.clone(), given_back });
         }
     }
     Share { of: bid.of.clone(), amount: traded.amount, free: traded.free }

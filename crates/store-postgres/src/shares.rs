@@ -61,9 +61,10 @@ async fn write(
     let mut noticed = vec![];
     let answers = bids.iter().map(|bid| market.trade(shard, bid, &mut noticed)).collect();
     market.save(&deed.session, shard).await?;
-    noticed.sort_by_key(|(shard, of): &(ShardId, Common)| (of.key(), *shard));
+    noticed.sort_by_key(|Noticed { shard, of, given_back }| (of.key(), *shard, *given_back));
     noticed.dedup();
-    let noticed: Vec<_> = noticed.into_iter().map(|(shard, of)| (shard, Attention::Shares { of })).collect();
+    let told = |Noticed { shard, of, given_back }| (shard, Attention::Shares { of, given_back });
+    let noticed: Vec<_> = noticed.into_iter().map(told).collect();
     deed.attention(&noticed).await?;
     Ok(answers)
 }
@@ -115,7 +116,7 @@ struct Market {
 }
 
 impl Market {
-    fn trade(&mut self, shard: ShardId, bid: &Bid, noticed: &mut Vec<(ShardId, Common)>) -> Share {
+    fn trade(&mut self, shard: ShardId, bid: &Bid, noticed: &mut Vec<Noticed>) -> Share {
         let key = bid.of.key();
         let held = self.held.entry(key.clone()).or_default();
         let mine = held.remove(&shard).unwrap_or_default();
@@ -124,8 +125,12 @@ impl Market {
         let holds = |other: &Stored| traded.unmet.iter().any(|name| other.amount.get(name) > 0);
         let lacks =
             |other: &Stored| other.wanted.0.iter().any(|(name, wanted)| *wanted > other.amount.get(name));
-        let concerned = held.iter().filter(|(_, other)| holds(other) || traded.gave_back && lacks(other));
-        noticed.extend(concerned.map(|(other, _)| (*other, bid.of.clone())));
+        for (shard, other) in held.iter() {
+            let given_back = traded.gave_back && lacks(other);
+            if given_back || holds(other) {
+                noticed.push(Noticed { shard: *shard, of: bid.of.clone(), given_back });
+            }
+        }
         let kept = total.is_some() && !(traded.amount.is_empty() && bid.wish.is_empty());
         if kept {
             let stored = Stored { amount: traded.amount.clone(), wanted: bid.wish.clone() };
@@ -157,6 +162,14 @@ impl Market {
         }
         Ok(())
     }
+}
+
+/// Whom a trade concerns.
+#[derive(Debug, PartialEq, Eq)]
+struct Noticed {
+    shard: ShardId,
+    of: Common,
+    given_back: bool,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -43,8 +43,11 @@ fn trade_one(tx: &Tx<'_>, shard: ShardId, bid: &Bid) -> Result<Share, Fail> {
     let traded = shares::trade(total.as_ref(), &mine, &sum(&theirs), &bid.wish);
     put(tx, shard, &bid.of, &traded)?;
     let holds_some = |row: &Row| traded.unmet.iter().any(|name| row.amount.get(name) > 0);
-    for row in theirs.iter().filter(|row| holds_some(row) || (traded.gave_back && row.wanted)) {
-        trail::attention(tx, row.shard, &Attention::Shares { of: bid.of.clone() })?;
+    for row in &theirs {
+        let given_back = traded.gave_back && row.wanted;
+        if given_back || holds_some(row) {
+            trail::attention(tx, row.shard, &Attention::Shares { of: bid.of.clone(), given_back })?;
+        }
     }
     Ok(Share { of: bid.of.clone(), amount: traded.amount, free: traded.free })
 }

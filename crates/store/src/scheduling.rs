@@ -245,8 +245,12 @@ pub enum Attention {
     Stop { node: NodeId, attempt: AttemptId },
     /// Pools or nodes changed.
     Limits,
-    /// Another shard wants some of this, or has given some of it back.
-    Shares { of: Common },
+    /// Another shard wants some of this, or has given some of it back to somebody who wanted it.
+    Shares {
+        of: Common,
+        #[serde(default)]
+        given_back: bool,
+    },
 }
 
 /// Everything one pass has decided.
