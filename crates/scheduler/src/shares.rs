@@ -33,6 +33,8 @@ pub(crate) struct Trades {
 struct Want {
     all: Resources,
     one: Resources,
+    /// What each of them needs, whatever else it asks for: with less, none can go.
+    least: Option<Resources>,
     /// What one of them takes of this, when it waits for something else.
     beside: Resources,
 }
@@ -125,9 +127,11 @@ impl ShardOwner {
         let bid = |(of, want): (Common, Want)| {
             let account = self.ledger.account(&of);
             let pressed = self.trades.pressed.contains_key(&of);
+            let want = want.that_fits(&account);
             let wish = wish(&account, &want, pressed, u64::from(self.deps.shards));
             let asks = exceeds(&wish, &account.share) && !self.trades.patient.contains_key(&of);
-            (asks || exceeds(&account.share, &wish)).then_some(Bid { of, wish })
+            let least = plus(&account.used, &want.least.unwrap_or_default());
+            (asks || exceeds(&account.share, &wish)).then_some(Bid { of, wish, least })
         };
         wants.into_iter().filter_map(bid).collect()
     }
@@ -152,10 +156,22 @@ impl ShardOwner {
 
 impl Want {
     fn add(&mut self, one: Resources, count: u64) {
+        let least = self.least.get_or_insert_with(|| one.clone());
+        least.0.retain(|name, _| one.0.contains_key(name));
+        least.0.iter_mut().for_each(|(name, least)| *least = one.get(name).min(*least));
         for (name, amount) in one.0 {
             *self.all.0.entry(name.clone()).or_default() += amount * count;
             let least = self.one.0.entry(name).or_insert(amount);
             *least = amount.min(*least);
+        }
+    }
+
+    /// Beside what this shard's own tasks use: more than there is cannot be had, and they have to end first.
+    fn that_fits(self, account: &Account) -> Self {
+        let least = plus(&account.used, self.least.as_ref().unwrap_or(&self.one));
+        match exceeds(&least, &account.total) {
+            true => Self { beside: self.beside, ..Self::default() },
+            false => self,
         }
     }
 }
@@ -180,6 +196,12 @@ fn wish(account: &Account, want: &Want, pressed: bool, shards: u64) -> Resources
         return kept;
     }
     each(&|name| kept.get(name).max(used.get(name) + want.one.get(name)))
+}
+
+fn plus(one: &Resources, other: &Resources) -> Resources {
+    let mut sum = one.clone();
+    sum.add(other);
+    sum
 }
 
 /// In any resource.

@@ -44,7 +44,7 @@ async fn node_with(world: &World, capacity: &str) {
 }
 
 async fn trade(world: &World, owner: &Tenure, of: Common, wish: &str) -> Result<Share, StoreError> {
-    let bid = Bid { of: of.clone(), wish: amounts(wish) };
+    let bid = Bid { of: of.clone(), wish: amounts(wish), least: Resources::default() };
     let mut shares = world.store.trade_shares(&owner.guard().expect("a long lease"), &[bid]).await?;
     let share = shares.pop().expect("one for each bid");
     assert_eq!((shares.len(), &share.of), (0, &of));
@@ -119,9 +119,9 @@ pub async fn several_bids_are_answered_in_order(fresh: Fresh) {
     node_with(&world, "cpu=4").await;
     let owner = world.owner(ShardId(1)).await;
     let bids = [
-        Bid { of: n1(), wish: amounts("cpu=1") },
-        Bid { of: gpu(), wish: amounts("slots=2") },
-        Bid { of: Common::Pool("nope".into()), wish: amounts("slots=2") },
+        Bid { of: n1(), wish: amounts("cpu=1"), least: Resources::default() },
+        Bid { of: gpu(), wish: amounts("slots=2"), least: amounts("slots=2") },
+        Bid { of: Common::Pool("nope".into()), wish: amounts("slots=2"), least: amounts("slots=2") },
     ];
     let guard = owner.guard().expect("a long lease");
     let shares = world.store.trade_shares(&guard, &bids).await.expect("traded");
@@ -155,7 +155,7 @@ pub async fn a_deposed_owner_trades_nothing(fresh: Fresh) {
     let guard = paused.guard().expect("it leads");
     world.heir_of(&paused).await;
     for wish in ["slots=1", "slots=8"] {
-        let bid = Bid { of: gpu(), wish: amounts(wish) };
+        let bid = Bid { of: gpu(), wish: amounts(wish), least: Resources::default() };
         assert_fenced(world.store.trade_shares(&guard, &[bid]).await);
     }
     assert_eq!(shown(&held(&world, &gpu()).await[1]), "slots=5");

@@ -21,7 +21,7 @@ pub(crate) fn trade(tables: &mut Tables, shard: ShardId, bid: &Bid) -> Share {
     let theirs: Vec<(ShardId, ShareRow)> =
         rows.iter().filter(|(other, _)| **other != shard).map(|(other, row)| (*other, row.clone())).collect();
     let others = sum(theirs.iter().map(|(_, row)| row));
-    let traded = shares::trade(total.as_ref(), &mine, &others, &bid.wish);
+    let traded = shares::trade(total.as_ref(), &mine, &others, bid);
     put(tables, shard, &bid.of, &traded);
     let holds_some = |row: &ShareRow| traded.unmet.iter().any(|name| row.amount.get(name) > 0);
     for (other, row) in &theirs {

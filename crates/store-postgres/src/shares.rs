@@ -121,7 +121,7 @@ impl Market {
         let held = self.held.entry(key.clone()).or_default();
         let mine = held.remove(&shard).unwrap_or_default();
         let total = self.totals.get(&key);
-        let traded = shares::trade(total, &mine.amount, &sum(held), &bid.wish);
+        let traded = shares::trade(total, &mine.amount, &sum(held), bid);
         let holds = |other: &Stored| traded.unmet.iter().any(|name| other.amount.get(name) > 0);
         let lacks =
             |other: &Stored| other.wanted.0.iter().any(|(name, wanted)| *wanted > other.amount.get(name));

@@ -208,7 +208,7 @@ async fn hear(ours: &PostgresStore, tenure: &tenure_lease::Tenure, round: i64) {
     ours.record_presence("replica-1", &["n1".into()]).await.unwrap();
     assert_eq!(ours.present(&["n1".into()], SOON).await.unwrap().len(), 1);
     let wish = Resources::default().with(PoolRecord::SLOTS, 1_000);
-    let bid = Bid { of: Common::Pool(PoolName::default_pool()), wish };
+    let bid = Bid { of: Common::Pool(PoolName::default_pool()), wish, least: Resources::default() };
     assert_eq!(ours.trade_shares(&tenure.guard().unwrap(), &[bid]).await.unwrap().len(), 1);
 }
 

@@ -24,7 +24,8 @@ async fn pool(store: &PostgresStore, slots: u32) {
 }
 
 fn bid(slots: u64) -> Bid {
-    Bid { of: Common::Pool("gpu".into()), wish: Resources::default().with(PoolRecord::SLOTS, slots * 1_000) }
+    let wish = Resources::default().with(PoolRecord::SLOTS, slots * 1_000);
+    Bid { of: Common::Pool("gpu".into()), wish, least: Resources::default() }
 }
 
 /// In a task of its own.

@@ -40,7 +40,7 @@ fn trade_one(tx: &Tx<'_>, shard: ShardId, bid: &Bid) -> Result<Share, Fail> {
     let (total, rows) = (total(tx, &bid.of)?, rows_of(tx, &bid.of)?);
     let (mine, theirs): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.shard == shard);
     let mine = mine.into_iter().next().map(|row| row.amount).unwrap_or_default();
-    let traded = shares::trade(total.as_ref(), &mine, &sum(&theirs), &bid.wish);
+    let traded = shares::trade(total.as_ref(), &mine, &sum(&theirs), bid);
     put(tx, shard, &bid.of, &traded)?;
     let holds_some = |row: &Row| traded.unmet.iter().any(|name| row.amount.get(name) > 0);
     for row in &theirs {

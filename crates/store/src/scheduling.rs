@@ -149,6 +149,8 @@ pub struct Share {
 pub struct Bid {
     pub of: Common,
     pub wish: Resources,
+    /// A share that comes to less than this is of no use, and does not grow: others may need what it would take.
+    pub least: Resources,
 }
 
 /// What the timetable loop knows of a dag.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use tenure_model::Resources;
 
-use crate::{Common, PoolRecord};
+use crate::{Bid, Common, PoolRecord};
 
 /// What a bid comes to.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ pub struct Traded {
 
 /// One shard's bid, when there is `total`, it has `mine` and the other shards together have `others`.
 /// `None`: there is no such pool or node, so nobody has a share of it.
-pub fn trade(total: Option<&Resources>, mine: &Resources, others: &Resources, wish: &Resources) -> Traded {
+pub fn trade(total: Option<&Resources>, mine: &Resources, others: &Resources, bid: &Bid) -> Traded {
     let Some(total) = total else {
         let (amount, free, unmet) = Default::default();
         return Traded { amount, free, unmet, gave_back: false };
@@ -37,11 +37,14 @@ pub fn trade(total: Option<&Resources>, mine: &Resources, others: &Resources, wi
         unmet: BTreeSet::new(),
         gave_back: false,
     };
+    let Bid { wish, least, .. } = bid;
+    let within_reach = |name: &str| mine.get(name).max(unused(name));
+    let of_use = least.0.iter().all(|(name, least)| within_reach(name) >= *least);
     let names: BTreeSet<&String> = total.0.keys().chain(mine.0.keys()).chain(wish.0.keys()).collect();
     for name in names {
         let (had, wished) = (mine.get(name), wish.get(name));
-        let has = wished.min(had.max(unused(name)));
-        if has < wished {
+        let has = wished.min(if of_use { within_reach(name) } else { had });
+        if within_reach(name) < wished {
             traded.unmet.insert(name.clone());
         }
         traded.gave_back |= has < had;
@@ -109,11 +112,15 @@ mod tests {
         resources.0.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>().join(" ")
     }
 
-    /// `total; mine; others; wish` → `amount; free; unmet`, and whether some was given back.
+    fn bid(wish: &Resources, least: &Resources) -> Bid {
+        Bid { of: Common::Node("n".into()), wish: wish.clone(), least: least.clone() }
+    }
+
+    /// `total; mine; others; wish`, and perhaps `least` → `amount; free; unmet`, and whether some was given back.
     fn check(given: &str, expected: &str, gave_back: bool) {
-        let given: Vec<Resources> = given.split(';').map(of).collect();
-        let [total, mine, others, wish] = &given[..] else { panic!("four of them") };
-        let traded = trade(Some(total), mine, others, wish);
+        let given: Vec<Resources> = given.split(';').chain(std::iter::once("")).map(of).collect();
+        let [total, mine, others, wish, least, ..] = &given[..] else { panic!("four of them") };
+        let traded = trade(Some(total), mine, others, &bid(wish, least));
         let unmet = traded.unmet.iter().cloned().collect::<Vec<_>>().join(" ");
         let told = format!("{}; {}; {unmet}", shown(&traded.amount), shown(&traded.free));
         assert_eq!((told.as_str(), traded.gave_back), (expected, gave_back));
@@ -138,6 +145,15 @@ mod tests {
     }
 
     #[test]
+    fn less_than_is_of_use_is_left_to_others() {
+        check("cpu=8; ; cpu=7; cpu=4; cpu=2", "; cpu=1; cpu", false);
+        check("cpu=8; ; cpu=6; cpu=4; cpu=2", "cpu=2; ; cpu", false);
+        check("cpu=8; cpu=1; cpu=6; cpu=4; cpu=3", "cpu=1; cpu=1; cpu", false);
+        check("cpu=8 tasks=3; ; tasks=3; cpu=2 tasks=1; cpu=2 tasks=1", "; cpu=8; tasks", false);
+        check("cpu=8 tasks=3; cpu=4; tasks=3; cpu=2 tasks=1; tasks=1", "cpu=2; cpu=6; tasks", true);
+    }
+
+    #[test]
     fn a_lower_wish_gives_back() {
         check("cpu=8; cpu=6; cpu=2; cpu=1", "cpu=1; cpu=5; ", true);
         check("cpu=8; cpu=6; cpu=2; ", "; cpu=6; ", true);
@@ -153,7 +169,7 @@ mod tests {
 
     #[test]
     fn of_what_is_not_there_nobody_has_a_share() {
-        let traded = trade(None, &of("cpu=1"), &of("cpu=1"), &of("cpu=5"));
+        let traded = trade(None, &of("cpu=1"), &of("cpu=1"), &bid(&of("cpu=5"), &of("")));
         assert_eq!((traded.amount, traded.free, traded.unmet.len()), (of(""), of(""), 0));
     }
 
