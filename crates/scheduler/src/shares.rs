@@ -138,16 +138,23 @@ impl ShardOwner {
 }
 
 impl ShardOwner {
-    /// What those that wait for a node, or for their tenant's quota, take of what comes before that: one of each kind.
+    /// What those that wait for a node, or for their tenant's quota, take of what comes before that: enough for any one.
     fn needed_beside(&self) -> BTreeMap<Common, Resources> {
-        let mut needed = BTreeMap::new();
+        let mut needed: BTreeMap<Common, Resources> = BTreeMap::new();
+        let mut need = |(of, one): (Common, Resources)| {
+            let most = needed.entry(of).or_default();
+            for (name, amount) in one.0 {
+                let most = most.0.entry(name).or_default();
+                *most = amount.max(*most);
+            }
+        };
         for (limit, candidate) in self.ready.first_parked() {
             let (Limit::Capacity(_) | Limit::Quota(..)) = limit else { continue };
             let Some(wish) = self.wish(candidate.run, candidate.task) else { continue };
             let before = Limit::Pool(wish.pool.clone(), wish.pool_slots);
-            needed.extend(self.ledger.demand(&before));
+            self.ledger.demand(&before).into_iter().for_each(&mut need);
             if let Limit::Capacity(shape) = limit {
-                needed.extend(self.ledger.demand(&Limit::Quota(wish.tenant, *shape)));
+                self.ledger.demand(&Limit::Quota(wish.tenant, *shape)).into_iter().for_each(&mut need);
             }
         }
         needed
