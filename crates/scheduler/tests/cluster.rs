@@ -201,3 +201,21 @@ async fn a_node_is_shared_by_all_shards_and_never_overcommitted() {
     }
     assert_eq!(run_all(&rig, &dags).await.most(), 3, "the node has three places, and all were of use");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tasks_that_need_several_scarce_things_get_them_together() {
+    let rig = Rig::with_shards(SHARDS).await;
+    rig.node(1).await;
+    let dags = dag_of_each_shard();
+    let pool = PoolRecord { name: PoolName::new("scarce"), slots: 2, description: String::new() };
+    rig.store.put_pool(&rig.user(), &pool).await.unwrap();
+    for dag in dags.values() {
+        let task = |number: usize| TaskSpec {
+            pool: PoolName::new("scarce"),
+            pool_slots: 1 + number as u32 % 2,
+            ..exec(&format!("t{number}"))
+        };
+        rig.register(DagSpec::new(dag, (0..8).map(task).collect())).await;
+    }
+    assert_eq!(run_all(&rig, &dags).await.most(), 1, "the node has one place");
+}
