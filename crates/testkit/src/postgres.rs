@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -143,6 +143,47 @@ impl OwnPostgres {
         url(self.port, "postgres")
     }
 
+    /// Of the same database on whichever of the two may be written to.
+    pub fn url_with(&self, other: &Self) -> String {
+        format!("postgres://{USER}@127.0.0.1:{},127.0.0.1:{}/postgres", self.port, other.port)
+    }
+
+    /// A copy that follows this one, and can be read.
+    ///
+    /// # Panics
+    /// When it cannot be made or started.
+    pub fn standby(&self) -> Self {
+        match self.copied() {
+            Ok(server) => server,
+            Err(error) => panic!("no standby for a test: {error:#}"),
+        }
+    }
+
+    fn copied(&self) -> Result<Self> {
+        let (folder, account, settings) = (crate::temp_dir(), self.account, self.settings.clone());
+        account.own_folder(folder.path())?;
+        let place = Place::at(folder.path().to_owned(), account)?;
+        let user = place.use_it()?;
+        let mut copy = account.command(binary("pg_basebackup")?);
+        copy.args(["--host", "127.0.0.1", "--port", &self.port.to_string(), "--username", USER])
+            .args(["--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast", "--no-sync"])
+            .arg("--pgdata")
+            .arg(place.folder.join("data"));
+        succeed(&mut copy)?;
+        let port = start_somewhere(&place, account, &settings, OWN_LINGER_SECONDS)?;
+        Ok(Self { place, account, settings, port, _user: user, _folder: folder })
+    }
+
+    /// A standby becomes a primary of its own.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn promote(&self) {
+        let mut promote = self.account.command(binary("pg_ctl").expect("it comes with the server"));
+        promote.args(["promote", "--wait", "--pgdata"]).arg(self.place.folder.join("data"));
+        succeed(&mut promote).expect("a standby is promoted");
+    }
+
     /// Disconnects everybody and shuts down in order.
     pub fn stop(&self) {
         self.signal_and_wait(rustix::process::Signal::INT);
@@ -196,18 +237,26 @@ fn create_and_start(place: &Place, account: Account, settings: &Settings, linger
     if data.exists() {
         std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
     }
-    let created = account
-        .command(binary("initdb")?)
+    let mut create = account.command(binary("initdb")?);
+    create
         .args(["--username", USER, "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
         .arg("--pgdata")
-        .arg(&data)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .output()
-        .context("running initdb")?;
-    if !created.status.success() {
-        bail!("initdb failed: {}", String::from_utf8_lossy(&created.stderr));
+        .arg(&data);
+    succeed(&mut create)?;
+    start_somewhere(place, account, settings, linger)
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let done =
+        command.current_dir("/").stdin(Stdio::null()).output().with_context(|| format!("running {name}"))?;
+    if !done.status.success() {
+        bail!("{name} failed: {}", String::from_utf8_lossy(&done.stderr));
     }
+    Ok(())
+}
+
+fn start_somewhere(place: &Place, account: Account, settings: &Settings, linger: u32) -> Result<u16> {
     // Somebody may take the port between our look and the server's start.
     let mut failure = None;
     for _ in 0..3 {
@@ -235,7 +284,7 @@ fn start(place: &Place, account: Account, settings: &Settings, port: u16, linger
     let mut guard = place.start(linger, "INT", &server)?;
     for _ in 0..START_POLLS {
         if postmaster_file(&place.folder)
-            .is_some_and(|lines| lines.get(7).is_some_and(|line| line == "ready"))
+            .is_some_and(|lines| lines.get(7).is_some_and(|line| line == "ready" || line == "standby"))
         {
             return Ok(());
         }
