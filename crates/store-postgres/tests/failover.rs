@@ -9,14 +9,19 @@ use common::{SOON, client, store, user};
 use tenure_store::{IntentStore, PoolRecord, SchedulingStore, StoreError};
 use tenure_testkit::{Postgres, Settings, wait_for};
 use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
 
 fn pool(name: &str) -> PoolRecord {
     PoolRecord { name: name.into(), slots: 1, description: String::new() }
 }
 
+/// The tables themselves may not have arrived yet.
 async fn has_pool(client: &Client, name: &str) -> bool {
-    let found = client.query("SELECT 1 FROM pools WHERE name = $1", &[&name]).await;
-    !found.expect("the table is there").is_empty()
+    match client.query("SELECT 1 FROM pools WHERE name = $1", &[&name]).await {
+        Ok(found) => !found.is_empty(),
+        Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => false,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
