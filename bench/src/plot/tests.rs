@@ -1,5 +1,7 @@
 //! Goal: pictures tell what the numbers tell. Method: lengths read back from the SVG, and the documentation's own files.
 
+use std::path::Path;
+
 use super::*;
 use crate::report::{Machine, Statistic};
 
@@ -52,4 +54,23 @@ fn a_name_cannot_break_the_picture() {
 fn numbers_are_as_long_as_they_need_to_be() {
     let written = [0.0, 0.094, 5.0, 17.84, 141.3, 17_726.0, 1_000_000.0, -237.0].map(number);
     assert_eq!(written, ["0", "0.09", "5", "17.8", "141", "17,726", "1,000,000", "−237"]);
+}
+
+#[test]
+fn the_pictures_in_the_documentation_show_the_numbers_beside_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
+    let files =
+        std::fs::read_dir(&folder).expect("there is a folder").map(|entry| entry.expect("an entry").path());
+    let reports: Vec<_> =
+        files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).collect();
+    assert!(!reports.is_empty(), "no report in {}", folder.display());
+    for file in reports {
+        let drawn = std::fs::read_to_string(file.with_extension("svg")).expect("a picture beside the report");
+        let report = Report::read_json(&file).expect("a report");
+        assert!(
+            drawn == svg(&report),
+            "{} is out of date: cargo xtask bench plots docs/benchmarks/*.json",
+            file.with_extension("svg").display()
+        );
+    }
 }

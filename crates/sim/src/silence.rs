@@ -68,3 +68,28 @@ pub fn fault(node: &NodeId, since: Timestamp, until: Timestamp) -> Fault {
         aftermath: Aftermath::Unwatched,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What looks at these seconds give, each with whether the node can speak.
+    fn excused(looks: &[(i64, bool)]) -> Vec<(i64, i64)> {
+        let mut silence = Silence::new(1);
+        let at = |second: i64| Timestamp::from_second(second).expect("in range");
+        let ended = looks.iter().filter_map(|(second, speaks)| silence.look(0, *speaks, at(*second)));
+        ended.map(|(since, until)| (since.as_second(), until.as_second())).collect()
+    }
+
+    #[test]
+    fn a_silence_counts_from_a_minute_on() {
+        assert_eq!(excused(&[(0, false), (59, true)]), []);
+        assert_eq!(excused(&[(0, false), (30, false), (60, true), (61, true)]), [(0, 60)]);
+    }
+
+    #[test]
+    fn who_can_speak_for_a_moment_between_two_silences_was_silent_all_the_time() {
+        assert_eq!(excused(&[(0, false), (50, true), (51, false), (70, true)]), [(0, 70)]);
+        assert_eq!(excused(&[(0, false), (50, true), (60, false), (80, true)]), [], "it has spoken");
+    }
+}

@@ -20,17 +20,22 @@ fn exec(id: &str) -> TaskSpec {
     TaskSpec::new(id, TaskKind::Exec { argv: vec!["true".into()] })
 }
 
-fn running(spec: DagSpec) -> RunPlan {
-    let tis =
-        spec.tasks.iter().map(|task| (task.id.clone(), TaskInstance::untouched(task.retries))).collect();
-    let facts = RunFacts {
+/// Of a run that is under way.
+fn facts(spec: &DagSpec) -> RunFacts {
+    RunFacts {
         dag: spec.id.clone(),
         run_id: RunId::new("r"),
         logical_date: None,
-        state: RunState::Queued,
-        started_at: None,
+        state: RunState::Running,
+        started_at: Some(at(0)),
         read_at: at(0),
-    };
+    }
+}
+
+fn running(spec: DagSpec) -> RunPlan {
+    let tis =
+        spec.tasks.iter().map(|task| (task.id.clone(), TaskInstance::untouched(task.retries))).collect();
+    let facts = RunFacts { state: RunState::Queued, started_at: None, ..facts(&spec) };
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), tis);
     plan.start(at(0));
     plan
@@ -169,14 +174,7 @@ fn a_task_cleared_while_running_starts_over_once_its_process_has_ended() {
         node: Some(NodeId::new("n")),
         ..TaskInstance::untouched(4) // two more, as the clear has granted
     };
-    let facts = RunFacts {
-        dag: spec.id.clone(),
-        run_id: RunId::new("r"),
-        logical_date: None,
-        state: RunState::Running,
-        started_at: Some(at(0)),
-        read_at: at(0),
-    };
+    let facts = facts(&spec);
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), vec![(TaskId::new("a"), ti)]);
     plan.plan(at(1));
     assert_eq!(states(&plan), "restarting");
@@ -198,14 +196,7 @@ fn a_retry_waits_its_delay_and_not_until_a_clock_that_was_ahead_has_come_true() 
         ended_at: Some(at(3_600)),
         ..TaskInstance::untouched(1)
     };
-    let facts = RunFacts {
-        dag: spec.id.clone(),
-        run_id: RunId::new("r"),
-        logical_date: None,
-        state: RunState::Running,
-        started_at: Some(at(0)),
-        read_at: at(10),
-    };
+    let facts = RunFacts { read_at: at(10), ..facts(&spec) };
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), vec![(TaskId::new("a"), ti)]);
     plan.plan(at(14));
     assert_eq!((states(&plan).as_str(), plan.next_wake()), ("up_for_retry", Some(at(15))));
@@ -256,14 +247,7 @@ fn a_run_that_follows_a_newer_version_drops_removed_tasks_and_maps_the_rest_by_n
     // The run was made from [old, a]; the version it follows now is [a, b needs a].
     let spec = DagSpec::new("d", vec![exec("a"), exec("b").needs(&["a"])]);
     let tis = ["old", "a", "b"].map(|id| (TaskId::new(id), TaskInstance::untouched(0)));
-    let facts = RunFacts {
-        dag: spec.id.clone(),
-        run_id: RunId::new("r"),
-        logical_date: None,
-        state: RunState::Running,
-        started_at: Some(at(0)),
-        read_at: at(0),
-    };
+    let facts = facts(&spec);
     let mut plan = RunPlan::new(facts, Arc::new(DagGraph::new(Arc::new(spec))), tis.to_vec());
     plan.plan(at(1));
     assert_eq!(states(&plan), "removed scheduled none");
