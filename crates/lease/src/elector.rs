@@ -389,7 +389,8 @@ impl Office {
                 self.protocol.step(now, event)
             });
             let effects = catch_unwind(step).unwrap_or_else(|_| self.start_over());
-            let stopped = effects.contains(&Effect::Stopped);
+            // Nothing comes after it.
+            let stopped = matches!(effects.last(), Some(Effect::Stopped));
             effects.into_iter().for_each(|effect| self.carry_out(effect));
             self.post_changes();
             if stopped {
@@ -587,22 +588,28 @@ impl Office {
     }
 
     fn post_changes(&mut self) {
-        let changes = self.protocol.changes();
-        if changes.is_empty() {
+        if !self.protocol.has_changes() {
             return;
         }
         let mut lines = self.parts.metrics.board().lines();
-        for (scope, status) in changes {
-            match status {
-                Some(status) => {
-                    let reins = self.reins.get(&scope).cloned();
-                    lines.insert(scope, Line { status, reins });
+        self.protocol.tell_changes(|scope, news| {
+            let Some(news) = news else {
+                lines.remove(scope);
+                return;
+            };
+            let reins = self.reins.get(scope);
+            match lines.get_mut(scope) {
+                Some(line) => {
+                    news.write_over(&mut line.status);
+                    if line.reins.as_ref().map(Reins::term) != reins.map(Reins::term) {
+                        line.reins = reins.cloned();
+                    }
                 }
                 None => {
-                    lines.remove(&scope);
+                    lines.insert(scope.clone(), Line { status: news.status(), reins: reins.cloned() });
                 }
             }
-        }
+        });
     }
 
     // ── The lifeline ────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ pub use memory::MemoryLeases;
 pub use metrics::LeaseMetrics;
 pub use protocol::{
     Campaign, CampaignId, Effect, Event, Failure, Listing, Now, Phase, Protocol, Rules, ScopeStatus,
+    StatusNews,
 };
 pub use record::{
     Epoch, Holder, LeaseRecord, MEMBERS, PastTerm, Scope, ScopeError, Session, Succession, Term,

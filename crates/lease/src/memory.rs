@@ -290,7 +290,9 @@ impl LeaseStore for MemoryLeases {
     async fn list_leases(&self, under: &str) -> Result<Vec<LeaseRecord>, LeaseError> {
         let now = self.clock.boottime();
         let books = self.books();
-        let listed = books.leases.iter().filter(|(scope, _)| scope.as_str().starts_with(under));
+        // What begins with it stands side by side, from the text itself on.
+        let listed = books.leases.range(Scope::new(under)..);
+        let listed = listed.take_while(|(scope, _)| scope.as_str().starts_with(under));
         Ok(listed.map(|(_, lease)| lease.shown(now)).collect())
     }
 

@@ -11,8 +11,10 @@
 
 mod answers;
 mod duties;
+mod index;
 mod rules;
 mod seat;
+mod seats;
 mod sight;
 mod table;
 mod words;
@@ -27,8 +29,9 @@ use crate::store::Claim;
 use crate::{Scope, Session, Term};
 pub use rules::Rules;
 use seat::{Kind, Seat, State};
+use seats::Seats;
 use table::{Share, common_prefix};
-pub use words::{Campaign, CampaignId, Effect, Event, Failure, Listing, Now, Phase, ScopeStatus};
+pub use words::{Campaign, CampaignId, Effect, Event, Failure, Listing, Now, Phase, ScopeStatus, StatusNews};
 
 const SHORTEST_BACKOFF: Duration = Duration::from_millis(50);
 /// Acquires in flight, and releases: hundreds of scopes that move at once must not take every connection, nor make a
@@ -40,19 +43,27 @@ const REST_PER_SCOPE: Duration = Duration::from_micros(2);
 const FEW_SCOPES: usize = 256;
 /// More looks than this at once are one listing.
 const FEW_LOOKS: usize = 4;
+/// A build with assertions compares the indexes with the seats after this many steps, where there are few seats: walking
+/// over all of them is what the indexes are there to avoid. Unit tests do it after every step.
+const CHECK_EVERY: u64 = 64;
+const FEW_TO_CHECK: usize = 64;
 
 #[derive(Debug)]
 pub struct Protocol {
     rules: Rules,
     entropy: Entropy,
-    seats: BTreeMap<Scope, Seat>,
+    seats: Seats,
     shares: BTreeMap<CampaignId, Share>,
     renewal: Option<Vec<Claim>>,
     renew_at: BootTime,
     watched: Vec<Session>,
+    /// Members or campaigns have come or gone since the peers were counted.
+    other_members: bool,
     stopping: bool,
     stopped: bool,
-    changed: BTreeSet<Scope>,
+    steps: u64,
+    /// In any order, perhaps more than once.
+    changed: Vec<Scope>,
 }
 
 impl Protocol {
@@ -61,19 +72,22 @@ impl Protocol {
         Self {
             rules,
             entropy,
-            seats: BTreeMap::new(),
+            seats: Seats::default(),
             shares: BTreeMap::new(),
             renewal: None,
             renew_at,
             watched: vec![],
+            other_members: false,
             stopping: false,
             stopped: false,
-            changed: BTreeSet::new(),
+            steps: 0,
+            changed: vec![],
         }
     }
 
     /// What follows from this event, at this moment.
     pub fn step(&mut self, now: Now, event: Event) -> Vec<Effect> {
+        self.steps += 1;
         let mut effects = vec![];
         match event {
             Event::Tick => {}
@@ -82,9 +96,8 @@ impl Protocol {
             Event::Resign { scope, term } => self.resign(now, &scope, term, &mut effects),
             Event::Stop => {
                 self.stopping = true;
-                for id in self.shares.keys().copied().collect::<Vec<_>>() {
-                    self.withdraw(now, id, &mut effects);
-                }
+                let ids: Vec<CampaignId> = self.shares.keys().copied().collect();
+                ids.into_iter().for_each(|id| self.withdraw(now, id, &mut effects));
             }
             Event::Acquired { scope, term, sent, outcome } => {
                 self.acquired(now, &scope, term, sent, outcome, &mut effects);
@@ -99,71 +112,66 @@ impl Protocol {
             Event::Cut => self.renew_at = now.boot,
         }
         self.settle(now, &mut effects);
+        if cfg!(debug_assertions) {
+            self.check_now_and_then();
+        }
         effects
     }
 
     /// When to step next, if nothing happens before.
     pub fn wake_at(&self, now: BootTime) -> Option<BootTime> {
-        let seats = self.seats.values().flat_map(|seat| {
-            let by_state = match &seat.state {
-                State::Following | State::Releasing { .. } => None,
-                State::Acquiring { retry_at, .. } => *retry_at,
-                // An answer is awaited, and it comes.
-                State::Installing { retry_at: None, .. } => None,
-                State::Installing { held, retry_at: Some(at) } => Some(held.valid_until.min(*at)),
-                State::Confirming(held) | State::Leading(held) => Some(held.valid_until),
-                State::Draining { held, until, resigned: false } => Some(held.valid_until.min(*until)),
-                State::Draining { held, resigned: true, .. } => Some(held.valid_until),
+        let index = self.seats.index();
+        let campaigns = self.shares.iter().flat_map(|(id, share)| {
+            let (look, list) = match (share.withdrawn, share.list_in_flight) {
+                (true, _) => (None, None),
+                // Looks that are due and have not gone out wait for the listing in flight.
+                (false, true) => (index.first_look_after(*id, now), None),
+                (false, false) => (index.first_look(*id), share.list_at),
             };
-            let share = self.shares.get(&seat.campaign);
-            let looks = seat.kind == Kind::Contested && !seat.look.in_flight;
-            let looks = looks && share.is_some_and(|share| !share.withdrawn);
-            // Looks that are due and have not gone out wait for the listing in flight.
-            let listing = share.is_some_and(|share| share.list_in_flight);
-            let look = seat.look.at.filter(|at| looks && !(listing && *at <= now));
-            [by_state, look, seat.not_before]
+            let rested = share.rest_until.filter(|at| share.dirty && *at > now);
+            [look, list, share.plan_at, rested]
         });
-        let lists = self.shares.values().filter(|share| !share.withdrawn && !share.list_in_flight);
-        let lists = lists.map(|share| share.list_at);
-        let rested = |share: &Share| share.rest_until.filter(|at| share.dirty && *at > now);
-        let plans = self.shares.values().flat_map(|share| [share.plan_at, rested(share)]);
-        let renewal = (self.renewal.is_none() && self.holds_anything()).then_some(self.renew_at);
-        seats.chain(lists).chain(plans).flatten().chain(renewal).min()
+        let renewal = (self.renewal.is_none() && index.holds_anything()).then_some(self.renew_at);
+        campaigns.chain([index.first_due(), renewal]).flatten().min()
     }
 
-    /// What has changed since the last call; `None` for a scope that is no longer stood for.
-    pub fn changes(&mut self) -> Vec<(Scope, Option<ScopeStatus>)> {
-        let changed = std::mem::take(&mut self.changed);
-        changed.into_iter().map(|scope| (scope.clone(), self.status(&scope))).collect()
+    pub fn has_changes(&self) -> bool {
+        !self.changed.is_empty()
     }
 
-    fn status(&self, scope: &Scope) -> Option<ScopeStatus> {
+    /// Tells what has changed since the last call, in order of scope; `None` for a scope that is no longer stood for.
+    pub fn tell_changes(&mut self, mut tell: impl FnMut(&Scope, Option<StatusNews<'_>>)) {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable();
+        changed.dedup();
+        changed.iter().for_each(|scope| tell(scope, self.status(scope)));
+        changed.clear();
+        self.changed = changed; // its room is used again
+    }
+
+    fn status<'a>(&'a self, scope: &'a Scope) -> Option<StatusNews<'a>> {
         let seat = self.seats.get(scope)?;
-        let seen = || seat.seen.as_ref().and_then(|seen| seen.record.clone());
+        let seen = || seat.seen.as_ref().and_then(|seen| seen.record.as_ref());
         let (phase, record) = match &seat.state {
             State::Following => (Phase::Following, seen()),
             State::Acquiring { .. } => (Phase::Acquiring, seen()),
             State::Installing { held, .. } | State::Confirming(held) => {
-                (Phase::InstallingFence, Some(held.record.clone()))
+                (Phase::InstallingFence, Some(&held.record))
             }
-            State::Leading(held) => (Phase::Leading, Some(held.record.clone())),
-            State::Draining { held, .. } => (Phase::Draining, Some(held.record.clone())),
+            State::Leading(held) => (Phase::Leading, Some(&held.record)),
+            State::Draining { held, .. } => (Phase::Draining, Some(&held.record)),
             State::Releasing { .. } => (Phase::Releasing, seen()),
         };
-        let component = self.shares.get(&seat.campaign).map(|share| share.campaign.component.clone());
-        Some(ScopeStatus {
-            scope: scope.clone(),
-            component: component.unwrap_or_default(),
+        let share = self.shares.get(&seat.campaign);
+        Some(StatusNews {
+            scope,
+            component: share.map_or("", |share| &share.campaign.component),
             is_member_seat: seat.kind == Kind::Member,
             phase,
             record,
             ownerless_since: seat.ownerless_since,
-            problem: seat.problem.clone(),
+            problem: seat.problem.as_ref(),
         })
-    }
-
-    fn holds_anything(&self) -> bool {
-        self.seats.values().any(|seat| seat.state.renewable().is_some())
     }
 
     fn stand(&mut self, now: Now, id: CampaignId, campaign: Campaign) {
@@ -176,15 +184,18 @@ impl Protocol {
         // What another campaign of this process still stands for is waited for until that one lets go of it.
         let wanted: BTreeSet<Scope> = campaign.scopes.iter().cloned().collect();
         let (taken, scopes): (Vec<Scope>, Vec<Scope>) =
-            wanted.into_iter().partition(|scope| self.seats.contains_key(scope));
+            wanted.into_iter().partition(|scope| self.seats.contains(scope));
         for scope in &scopes {
-            self.seats.insert(scope.clone(), Seat::new(id, Kind::Contested));
+            let weight = share::weight(&own.instance, scope);
+            self.seats.insert(scope.clone(), Seat::contested(id, weight));
         }
-        self.seats.insert(member_seat.clone(), Seat::new(id, Kind::Member));
+        self.seats.insert(member_seat.clone(), Seat::of_member(id));
         let share = Share {
-            preferred: share::preference(&own.instance, &scopes),
+            preferred: share::preference(&own.instance, &scopes).into(),
+            members_under: Scope::members_of(&campaign.component),
             common_prefix: common_prefix(&campaign.scopes),
             taken,
+            removals_seen: self.seats.removals(),
             member_seat,
             seat_number,
             members: BTreeSet::from([own.session]),
@@ -203,6 +214,7 @@ impl Protocol {
             campaign,
         };
         self.shares.insert(id, share);
+        self.other_members = true;
         self.changed.extend(scopes);
     }
 
@@ -214,7 +226,7 @@ impl Protocol {
                 1 => Scope::member(component, &self.rules.holder.instance),
                 more => Scope::member(component, &format!("{}.{more}", self.rules.holder.instance)),
             };
-            if !self.seats.contains_key(&seat) {
+            if !self.seats.contains(&seat) {
                 return seat;
             }
             *number += 1;
@@ -225,7 +237,11 @@ impl Protocol {
         let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
         share.withdrawn = true;
         let drain_until = now.boot + self.rules.drain_for;
-        for (scope, seat) in self.seats.iter_mut().filter(|(_, seat)| seat.campaign == id) {
+        let changed = &mut self.changed;
+        self.seats.change_all(|scope, seat| {
+            if seat.campaign != id {
+                return;
+            }
             match &mut seat.state {
                 State::Leading(_) if seat.kind == Kind::Contested => seat.drain(scope, drain_until, effects),
                 // It may be ours: asked once more, at once, so that it can be given back.
@@ -239,12 +255,12 @@ impl Protocol {
                 | State::Draining { .. }
                 | State::Releasing { .. } => {}
             }
-            self.changed.insert(scope.clone());
-        }
+            changed.push(scope.clone());
+        });
     }
 
     fn resign(&mut self, now: Now, scope: &Scope, term: Term, effects: &mut Vec<Effect>) {
-        let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
+        let Some(mut seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
             return;
         };
         // The work has stopped, so its authority ends here. What becomes of the lease from now on is no loss.
@@ -255,7 +271,7 @@ impl Protocol {
             }
             other => other,
         };
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
     }
 }
 

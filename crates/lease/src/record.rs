@@ -132,7 +132,7 @@ impl fmt::Display for Session {
 }
 
 /// Who holds a lease. Only the term decides; this is for people, and for finding the holder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// `host:pid`, or whatever the holder calls itself.
     pub name: String,
@@ -142,6 +142,23 @@ pub struct Holder {
     pub session: Session,
     /// Where others reach it.
     pub address: Option<String>,
+}
+
+/// By hand for the sake of `clone_from`, which allocates nothing where one record follows another of the same holder.
+impl Clone for Holder {
+    fn clone(&self) -> Self {
+        let Self { name, instance, session, address } = self;
+        let (name, instance, address) = (name.clone(), instance.clone(), address.clone());
+        Self { name, instance, session: *session, address }
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        let Self { name, instance, session, address } = self;
+        name.clone_from(&source.name);
+        instance.clone_from(&source.instance);
+        *session = source.session;
+        address.clone_from(&source.address);
+    }
 }
 
 impl fmt::Display for Holder {
@@ -191,7 +208,7 @@ impl fmt::Display for Succession {
 }
 
 /// A lease as its store knows it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     pub scope: Scope,
     /// The latest holder; `released` or `remaining == 0` says that it holds no longer.
@@ -212,6 +229,40 @@ pub struct LeaseRecord {
     pub succession: Succession,
     /// The holder's free-form note.
     pub note: String,
+}
+
+/// By hand for the sake of `clone_from`: every renewal of every lease is written over what was known of it before.
+impl Clone for LeaseRecord {
+    fn clone(&self) -> Self {
+        let (scope, holder, note) = (self.scope.clone(), self.holder.clone(), self.note.clone());
+        Self { scope, holder, note, ..*self }
+    }
+
+    fn clone_from(&mut self, source: &Self) {
+        let Self {
+            scope,
+            holder,
+            term,
+            epoch,
+            duration,
+            acquired_at,
+            renewed_at,
+            released,
+            remaining,
+            resource_version,
+            transitions,
+            succession,
+            note,
+        } = self;
+        scope.clone_from(&source.scope);
+        holder.clone_from(&source.holder);
+        (*term, *epoch, *duration) = (source.term, source.epoch, source.duration);
+        (*acquired_at, *renewed_at) = (source.acquired_at, source.renewed_at);
+        (*released, *remaining) = (source.released, source.remaining);
+        (*resource_version, *transitions) = (source.resource_version, source.transitions);
+        *succession = source.succession;
+        note.clone_from(&source.note);
+    }
 }
 
 impl LeaseRecord {

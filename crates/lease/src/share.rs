@@ -5,7 +5,10 @@
 //! both hold. Balanced means that every member holds between ⌊n/m⌋ and ⌈n/m⌉ of n scopes; a balanced state is
 //! left alone, whoever holds what.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+
+use tenure_clock::BootTime;
 
 use crate::{Scope, Session};
 
@@ -17,9 +20,9 @@ pub enum Standing {
     /// This member is giving it back.
     Leaving,
     Other(Session),
-    /// Nobody's; `overdue` when nobody has taken it for longer than anybody should need.
+    /// Nobody's.
     Free {
-        overdue: bool,
+        since: BootTime,
     },
     /// Nobody's, as far as is known, and not to be taken yet: others come first.
     GivenBack,
@@ -35,45 +38,39 @@ pub struct Plan {
     pub hand_over: Option<Scope>,
 }
 
-/// `preferred` lists the scopes in this member's own order (see [`preference`]); `members` holds all that are
-/// alive, this one included or not.
-pub fn plan(
-    own: Session,
-    members: &BTreeSet<Session>,
-    preferred: &[Scope],
-    standing: impl Fn(&Scope) -> Standing,
-) -> Plan {
+/// How all scopes of a campaign stand, counted. Lists are in this member's own order (see [`preference`]).
+#[derive(Clone, Debug, Default)]
+pub struct Tally<'a> {
+    pub scopes: usize,
+    pub mine: usize,
+    /// The last of mine.
+    pub least_preferred: Option<&'a Scope>,
+    pub leaving: usize,
+    pub given_back: usize,
+    /// By others.
+    pub held: Cow<'a, BTreeMap<Session, usize>>,
+    pub free: Vec<&'a Scope>,
+    /// Free, and nobody has taken it for longer than anybody should need.
+    pub overdue: Vec<&'a Scope>,
+}
+
+/// `members` holds all that are alive, this one included or not.
+pub fn plan(own: Session, members: &BTreeSet<Session>, tally: &Tally<'_>) -> Plan {
+    let Tally { scopes, mine, least_preferred, leaving, given_back, held, free, overdue } = tally;
     let members_count = members.len() + usize::from(!members.contains(&own));
-    let (least, most) = (preferred.len() / members_count, preferred.len().div_ceil(members_count));
-    let (mut mine, mut leaving, mut given_back) = (vec![], 0, 0);
-    let (mut free, mut overdue) = (vec![], vec![]);
-    let mut held: BTreeMap<Session, usize> = BTreeMap::new();
-    for scope in preferred {
-        match standing(scope) {
-            Standing::Mine => mine.push(scope),
-            Standing::Leaving => leaving += 1,
-            Standing::GivenBack => given_back += 1,
-            Standing::Other(session) => *held.entry(session).or_default() += 1,
-            Standing::Free { overdue: true } => overdue.push(scope),
-            Standing::Free { overdue: false } => free.push(scope),
-            Standing::Unknown => {}
-        }
-    }
+    let (least, most) = (scopes / members_count, scopes.div_ceil(members_count));
     // What the others still need before anybody may have one more than the least. What is being given back, or has
     // just been, will soon serve one of them.
-    let wanting: Vec<usize> = members
-        .iter()
-        .filter(|member| **member != own)
-        .map(|member| least.saturating_sub(held.get(member).copied().unwrap_or(0)))
-        .collect();
-    let needed: usize = wanting.iter().sum::<usize>().saturating_sub(leaving + given_back);
-    let to_least = least.saturating_sub(mine.len());
+    let others = members.iter().filter(|member| **member != own);
+    let wanting = others.map(|member| least.saturating_sub(held.get(member).copied().unwrap_or(0)));
+    let needed: usize = wanting.sum::<usize>().saturating_sub(leaving + given_back);
+    let to_least = least.saturating_sub(*mine);
     let spare = free.len().saturating_sub(needed + to_least);
-    let to_most = most.saturating_sub(mine.len()).min(to_least + spare);
+    let to_most = most.saturating_sub(*mine).min(to_least + spare);
     let mut take: Vec<Scope> = free.iter().take(to_most).map(|scope| (*scope).clone()).collect();
-    take.extend(overdue.into_iter().cloned());
-    let too_many = mine.len() > most || (mine.len() > least && needed > free.len());
-    let hand_over = mine.last().filter(|_| too_many && leaving == 0).map(|scope| (*scope).clone());
+    take.extend(overdue.iter().map(|scope| (*scope).clone()));
+    let too_many = *mine > most || (*mine > least && needed > free.len());
+    let hand_over = least_preferred.filter(|_| too_many && *leaving == 0).cloned();
     Plan { take, hand_over }
 }
 
@@ -81,13 +78,14 @@ pub fn plan(
 /// seldom reach for the same, and a member that comes back prefers what it had before.
 pub fn preference(member: &str, scopes: &[Scope]) -> Vec<Scope> {
     let mut ordered: Vec<(u64, Scope)> =
-        scopes.iter().map(|scope| (weight(member, scope.as_str()), scope.clone())).collect();
+        scopes.iter().map(|scope| (weight(member, scope), scope.clone())).collect();
     ordered.sort_by(|a, b| b.cmp(a));
     ordered.into_iter().map(|(_, scope)| scope).collect()
 }
 
-/// FNV-1a with a final mix: the same on every machine and in every release.
-fn weight(member: &str, scope: &str) -> u64 {
+/// How much a member prefers a scope. FNV-1a with a final mix: the same on every machine and in every release.
+pub fn weight(member: &str, scope: &Scope) -> u64 {
+    let scope = scope.as_str();
     let bytes = member.bytes().chain([0]).chain(scope.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

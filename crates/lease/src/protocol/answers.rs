@@ -18,10 +18,10 @@ impl Protocol {
         outcome: Result<AcquireOutcome, Failure>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
+        let Some(mut seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
             return;
         };
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
         // There is room for another call, whoever wants it.
         self.shares.values_mut().for_each(|share| share.dirty = true);
         let unwanted = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
@@ -34,6 +34,7 @@ impl Protocol {
                     seat.give_back(record, self.rules.duration, effects);
                     return;
                 }
+                drop(seat);
                 self.lead(now, scope, Held { record, valid_until }, effects);
             }
             Ok(AcquireOutcome::Won(record)) => {
@@ -56,18 +57,19 @@ impl Protocol {
                         share.crashed.remove(&record.holder.session);
                     }
                 }
+                drop(seat);
                 self.observe(now, scope, Some(record), effects);
             }
             // It may be ours: the same term asks again, and learns it.
             Err(lost @ Failure::Ambiguous(_)) if !unwanted => {
-                let pause = self.rules.pause(seat, lost, &self.entropy);
+                let pause = self.rules.pause(&mut seat, lost, &self.entropy);
                 if let State::Acquiring { retry_at, .. } = &mut seat.state {
                     *retry_at = Some(now.boot + pause);
                 }
             }
             Err(failure) => {
                 let refused = matches!(failure, Failure::Refused(_));
-                let pause = self.rules.pause(seat, failure, &self.entropy);
+                let pause = self.rules.pause(&mut seat, failure, &self.entropy);
                 let pause = if refused { self.rules.longest_backoff() } else { pause };
                 seat.state = State::Following;
                 seat.not_before = Some(now.boot + pause);
@@ -77,7 +79,8 @@ impl Protocol {
     }
 
     pub(super) fn lead(&mut self, now: Now, scope: &Scope, held: Held, effects: &mut Vec<Effect>) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
+        let first = !self.seats.index().holds_anything();
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
         seat.ownerless_since = None;
         seat.seen = None;
         seat.look.at = None;
@@ -86,22 +89,19 @@ impl Protocol {
             effects.push(Effect::Elect { campaign: seat.campaign, record, valid_until });
         }
         // The first to be held starts the rhythm; the others fall in.
-        let first = !self.holds_anything();
         if first {
-            self.renew_at = now.boot + self.next_renewal();
+            self.renew_at = now.boot + self.rules.next_renewal(&self.entropy);
         }
-        if let Some(seat) = self.seats.get_mut(scope) {
-            seat.state = State::Leading(held);
-            if let Some(share) = self.shares.get_mut(&seat.campaign) {
-                share.dirty = true;
-                share.seated |= share.member_seat == *scope;
-            }
+        seat.state = State::Leading(held);
+        if let Some(share) = self.shares.get_mut(&seat.campaign) {
+            share.dirty = true;
+            share.seated |= share.member_seat == *scope;
         }
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
     }
 
     pub(super) fn installed(&mut self, now: Now, scope: &Scope, term: Term, outcome: Result<Epoch, Failure>) {
-        let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
+        let Some(mut seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
             return;
         };
         let State::Installing { held, .. } = &seat.state else { return };
@@ -115,11 +115,11 @@ impl Protocol {
             }
             // The same term asks again: whether it was installed or not, the answer will be the same.
             Err(failure) => {
-                let pause = self.rules.pause(seat, failure, &self.entropy);
+                let pause = self.rules.pause(&mut seat, failure, &self.entropy);
                 State::Installing { held, retry_at: Some(now.boot + pause) }
             }
         };
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
     }
 
     pub(super) fn renewed(
@@ -165,11 +165,11 @@ impl Protocol {
 
     pub(super) fn prolong(&mut self, now: Now, sent: BootTime, claim: &Claim, effects: &mut Vec<Effect>) {
         let valid_until = self.rules.valid_until(sent, claim.duration);
-        let Some(seat) = self.seats.get_mut(&claim.scope) else { return };
+        let Some(mut seat) = self.seats.get_mut(&claim.scope) else { return };
         if seat.state.term() != Some(claim.term) {
             return;
         }
-        self.changed.insert(claim.scope.clone());
+        self.changed.push(claim.scope.clone());
         match &mut seat.state {
             State::Leading(held) | State::Draining { held, .. } => {
                 held.valid_until = held.valid_until.max(valid_until);
@@ -183,8 +183,8 @@ impl Protocol {
                 if held.valid_until <= now.boot || withdrawn {
                     seat.give_back(held.record, self.rules.duration, effects);
                 } else {
-                    let scope = claim.scope.clone();
-                    self.lead(now, &scope, held, effects);
+                    drop(seat);
+                    self.lead(now, &claim.scope, held, effects);
                 }
             }
             State::Confirming(_)
@@ -196,7 +196,7 @@ impl Protocol {
     }
 
     pub(super) fn released(&mut self, now: Now, scope: &Scope, term: Term, effects: &mut Vec<Effect>) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
         if !matches!(&seat.state, State::Releasing { term: ours } if *ours == term) {
             return;
         }
@@ -207,7 +207,7 @@ impl Protocol {
         let pause = self.rules.settling();
         seat.not_before = Some(now.boot + pause);
         seat.look.at = Some(now.boot + pause);
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
         if let Some(share) = self.shares.get_mut(&seat.campaign) {
             share.dirty = true;
         }

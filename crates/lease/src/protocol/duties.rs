@@ -1,14 +1,15 @@
 //! What time and the new state ask for after every event: deadlines, renewals, releases, looks, shares.
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::time::Duration;
 
 use super::seat::{Kind, Look, Seat, State, claim};
 use super::words::{CampaignId, Effect, Now};
-use super::{CALLS_AT_ONCE, FEW_LOOKS, FEW_SCOPES, Protocol, REST_PER_SCOPE};
-use crate::share::{self, Standing};
+use super::{CALLS_AT_ONCE, CHECK_EVERY, FEW_LOOKS, FEW_SCOPES, FEW_TO_CHECK, Protocol, REST_PER_SCOPE};
+use crate::share::{self, Tally};
 use crate::store::{AcquireRequest, Claim, LossReason, Takeover};
-use crate::{Scope, Session, Term};
+use crate::{LeaseRecord, Scope, Session, Term};
 
 impl Protocol {
     pub(super) fn lose(
@@ -19,9 +20,7 @@ impl Protocol {
         reason: LossReason,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(seat) = self.seats.get_mut(scope).filter(|seat| seat.state.term() == Some(term)) else {
-            return;
-        };
+        let Some(seat) = self.seats.get(scope).filter(|seat| seat.state.term() == Some(term)) else { return };
         if seat.kind == Kind::Contested && seat.state.is_elected() {
             effects.push(Effect::Trip { scope: scope.clone(), reason });
         }
@@ -38,7 +37,7 @@ impl Protocol {
 
     /// The term is over; what it left behind in the store is looked at as anybody else's record would be.
     pub(super) fn follow_again(&mut self, now: Now, scope: &Scope, effects: &mut Vec<Effect>) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
         if let State::Leading(held) | State::Draining { held, .. } = &seat.state {
             effects.push(Effect::Settle { scope: scope.clone(), term: held.record.term });
         }
@@ -46,23 +45,24 @@ impl Protocol {
         seat.seen = None;
         seat.look_now(now.boot);
         seat.ownerless_since = None;
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
         if let Some(share) = self.shares.get_mut(&seat.campaign) {
             share.dirty = true;
         }
     }
 
     pub(super) fn settle(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        self.pass_deadlines(now, effects);
-        self.repeat_calls(now, effects);
+        self.pass_moments(now, effects);
         self.release_the_unwanted(effects);
         self.renew(now, effects);
-        for id in self.shares.keys().copied().collect::<Vec<_>>() {
+        let mut next = self.shares.keys().next().copied();
+        while let Some(id) = next {
             self.inherit(now, id);
             self.sit_among_members(now, id, effects);
             self.look_around(now, id, effects);
             self.share_out(now, id, effects);
             self.finish_withdrawal(id, effects);
+            next = self.shares.range((Bound::Excluded(id), Bound::Unbounded)).next().map(|(id, _)| *id);
         }
         self.watch_peers(effects);
         if self.stopping && self.shares.is_empty() && self.seats.is_empty() && !self.stopped {
@@ -71,143 +71,131 @@ impl Protocol {
         }
     }
 
-    pub(super) fn pass_deadlines(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        let passed: Vec<(Scope, Term, bool)> = self
-            .seats
-            .iter()
-            .filter_map(|(scope, seat)| {
-                // A call of its own is in flight: one at a time.
-                if matches!(seat.state, State::Installing { retry_at: None, .. }) {
-                    return None;
-                }
-                let held = seat.state.held()?;
-                let expired = held.valid_until <= now.boot;
-                let drained = matches!(&seat.state, State::Draining { until, resigned: false, .. } if *until <= now.boot);
-                (expired || drained).then(|| (scope.clone(), held.record.term, expired))
-            })
-            .collect();
-        for (scope, term, expired) in passed {
-            if expired {
-                self.lose(now, &scope, term, LossReason::DeadlinePassed, effects);
-            } else if let Some(seat) = self.seats.get_mut(&scope)
-                && let State::Draining { resigned, .. } = &mut seat.state
-            {
-                // The work did not stop in time: the authority ends under it, and the scope goes on.
-                *resigned = true;
-                effects.push(Effect::Trip { scope, reason: LossReason::DrainTimedOut });
-            }
+    /// What has been waited for is over: deadlines first, then pauses, then what is asked again.
+    fn pass_moments(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if self.seats.index().first_due().is_none_or(|at| at > now.boot) {
+            return;
         }
-        for seat in self.seats.values_mut().filter(|seat| seat.not_before.is_some_and(|at| at <= now.boot)) {
-            seat.not_before = None;
-            if let Some(share) = self.shares.get_mut(&seat.campaign) {
-                share.dirty = true;
-            }
+        let due = self.seats.due(now.boot);
+        due.iter().for_each(|scope| self.pass_deadline(now, scope, effects));
+        due.iter().for_each(|scope| self.end_pause(now, scope));
+        due.iter().for_each(|scope| self.repeat_call(now, scope, effects));
+    }
+
+    fn pass_deadline(&mut self, now: Now, scope: &Scope, effects: &mut Vec<Effect>) {
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
+        // A call of its own is in flight: one at a time.
+        if matches!(seat.state, State::Installing { retry_at: None, .. }) {
+            return;
+        }
+        let Some(held) = seat.state.held() else { return };
+        if held.valid_until <= now.boot {
+            let term = held.record.term;
+            drop(seat);
+            self.lose(now, scope, term, LossReason::DeadlinePassed, effects);
+        } else if let State::Draining { until, resigned: resigned @ false, .. } = &mut seat.state
+            && *until <= now.boot
+        {
+            // The work did not stop in time: the authority ends under it, and the scope goes on.
+            *resigned = true;
+            effects.push(Effect::Trip { scope: scope.clone(), reason: LossReason::DrainTimedOut });
         }
     }
 
-    pub(super) fn repeat_calls(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        for (scope, seat) in &mut self.seats {
-            match &mut seat.state {
-                State::Acquiring { request, retry_at } if retry_at.is_some_and(|at| at <= now.boot) => {
-                    *retry_at = None;
-                    effects.push(Effect::Acquire(request.clone()));
-                }
-                State::Installing { held, retry_at } if retry_at.is_some_and(|at| at <= now.boot) => {
-                    *retry_at = None;
-                    let (term, floor) = (held.record.term, held.record.epoch);
-                    effects.push(Effect::Install { scope: scope.clone(), term, floor });
-                }
-                _ => {}
+    fn end_pause(&mut self, now: Now, scope: &Scope) {
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
+        if seat.not_before.take_if(|at| *at <= now.boot).is_some()
+            && let Some(share) = self.shares.get_mut(&seat.campaign)
+        {
+            share.dirty = true;
+        }
+    }
+
+    fn repeat_call(&mut self, now: Now, scope: &Scope, effects: &mut Vec<Effect>) {
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
+        match &mut seat.state {
+            State::Acquiring { request, retry_at } if retry_at.is_some_and(|at| at <= now.boot) => {
+                *retry_at = None;
+                effects.push(Effect::Acquire(request.clone()));
             }
+            State::Installing { held, retry_at } if retry_at.is_some_and(|at| at <= now.boot) => {
+                *retry_at = None;
+                let (term, floor) = (held.record.term, held.record.epoch);
+                effects.push(Effect::Install { scope: scope.clone(), term, floor });
+            }
+            _ => {}
         }
     }
 
     /// What nobody works under any more, and what a withdrawn campaign holds without having told anybody. The
     /// member's seat goes first, so that the others count on one member less and take what comes.
-    pub(super) fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
-        let in_flight: BTreeSet<&Scope> = self.renewal.iter().flatten().map(|claim| &claim.scope).collect();
-        let releasing =
-            self.seats.values().filter(|seat| matches!(seat.state, State::Releasing { .. })).count();
-        let mut room = CALLS_AT_ONCE.saturating_sub(releasing);
-        let (members, contested): (Vec<_>, Vec<_>) =
-            self.seats.iter_mut().partition(|(_, seat)| seat.kind == Kind::Member);
-        for (scope, seat) in members.into_iter().chain(contested) {
-            if room == 0 {
-                return;
-            }
-            let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
-            let unwanted = match &seat.state {
-                State::Draining { held, resigned: true, .. } => Some(held),
-                State::Installing { held, retry_at: Some(_) } | State::Confirming(held) if withdrawn => {
-                    Some(held)
-                }
-                State::Leading(held) if withdrawn && seat.kind == Kind::Member => Some(held),
-                State::Following
-                | State::Acquiring { .. }
-                | State::Installing { .. }
-                | State::Confirming(_)
-                | State::Leading(_)
-                | State::Draining { .. }
-                | State::Releasing { .. } => None,
-            };
-            if let Some(held) = unwanted.filter(|_| !in_flight.contains(scope)) {
-                let record = held.record.clone();
+    fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
+        while self.seats.index().releasing() < CALLS_AT_ONCE {
+            let Some((scope, record)) = self.next_unwanted() else { return };
+            if let Some(mut seat) = self.seats.get_mut(&scope) {
                 seat.give_back(record, self.rules.duration, effects);
-                self.changed.insert(scope.clone());
-                room -= 1;
             }
+            self.changed.push(scope);
         }
     }
 
-    pub(super) fn renew(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        if self.renewal.is_some() || self.renew_at > now.boot || !self.holds_anything() {
+    fn next_unwanted(&self) -> Option<(Scope, LeaseRecord)> {
+        let renewing = |scope: &Scope| {
+            // Claims were made in order of scope.
+            let claims = self.renewal.as_deref().unwrap_or_default();
+            claims.binary_search_by(|claim| claim.scope.cmp(scope)).is_ok()
+        };
+        self.seats.index().releasable().find_map(|scope| {
+            let seat = self.seats.get(scope)?;
+            let withdrawn = self.shares.get(&seat.campaign).is_none_or(|share| share.withdrawn);
+            let held = seat.releasable(withdrawn).filter(|_| !renewing(scope))?;
+            Some((scope.clone(), held.record.clone()))
+        })
+    }
+
+    fn renew(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if self.renewal.is_some() || self.renew_at > now.boot || !self.seats.index().holds_anything() {
             return;
         }
         let duration = self.rules.duration;
-        let claims: Vec<Claim> = self
-            .seats
-            .values()
-            .filter_map(|seat| seat.state.renewable())
-            .map(|held| claim(&held.record, duration))
-            .collect();
-        self.renew_at = now.boot + self.next_renewal();
+        let claims: Vec<Claim> = self.seats.renewable().map(|held| claim(&held.record, duration)).collect();
+        self.renew_at = now.boot + self.rules.next_renewal(&self.entropy);
         self.renewal = Some(claims.clone());
         effects.push(Effect::Renew(claims));
     }
 
-    pub(super) fn next_renewal(&self) -> Duration {
-        self.rules.renew_every() - self.entropy.jitter(self.rules.duration / 20)
-    }
-
     /// Takes a seat for what an earlier campaign of this process has let go of.
-    pub(super) fn inherit(&mut self, now: Now, id: CampaignId) {
+    fn inherit(&mut self, now: Now, id: CampaignId) {
         let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
+        if share.taken.is_empty() || share.removals_seen == self.seats.removals() {
+            return;
+        }
+        share.removals_seen = self.seats.removals();
         let seats = &self.seats;
         let (taken, free): (Vec<Scope>, Vec<Scope>) =
-            share.taken.drain(..).partition(|scope| seats.contains_key(scope));
+            share.taken.drain(..).partition(|scope| seats.contains(scope));
         share.taken = taken;
         if free.is_empty() {
             return;
         }
+        let own = &self.rules.holder.instance;
         for scope in &free {
-            let mut seat = Seat::new(id, Kind::Contested);
+            let mut seat = Seat::contested(id, share::weight(own, scope));
             seat.look_now(now.boot);
             self.seats.insert(scope.clone(), seat);
         }
-        share.preferred.extend(free);
-        share.preferred = share::preference(&self.rules.holder.instance, &share.preferred);
+        let all: Vec<Scope> = share.preferred.iter().cloned().chain(free).collect();
+        share.preferred = share::preference(own, &all).into();
     }
 
     /// Whoever stands for scopes sits among the members of its component.
-    pub(super) fn sit_among_members(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
+    fn sit_among_members(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get(&id).filter(|share| !share.withdrawn) else { return };
-        let scope = share.member_seat.clone();
-        let (note, sole) = (share.campaign.note.clone(), share.campaign.sole_instance && !share.seated);
-        let (component, mut number) = (share.campaign.component.clone(), share.seat_number);
-        let Some(seat) = self.seats.get_mut(&scope) else { return };
+        let Some(seat) = self.seats.get(&share.member_seat) else { return };
         if !matches!(seat.state, State::Following) || seat.not_before.is_some() {
             return;
         }
+        let sole = share.campaign.sole_instance && !share.seated;
         let record =
             seat.seen.as_ref().and_then(|seen| seen.record.as_ref()).filter(|record| record.is_held());
         let takeover = match record {
@@ -216,10 +204,11 @@ impl Protocol {
                 Some(takeover) => takeover,
                 None => {
                     // Another living process has this name; both may sit.
-                    number += 1;
-                    let other = self.member_seat(&component, &mut number);
+                    let mut number = share.seat_number + 1;
+                    let other = self.member_seat(&share.campaign.component, &mut number);
+                    let scope = share.member_seat.clone();
                     self.seats.remove(&scope);
-                    self.seats.insert(other.clone(), Seat::new(id, Kind::Member));
+                    self.seats.insert(other.clone(), Seat::of_member(id));
                     if let Some(share) = self.shares.get_mut(&id) {
                         (share.member_seat, share.seat_number) = (other, number);
                     }
@@ -228,6 +217,7 @@ impl Protocol {
                 }
             },
         };
+        let (scope, note) = (share.member_seat.clone(), share.campaign.note.clone());
         self.acquire(now, &scope, takeover, &note, effects);
     }
 
@@ -239,7 +229,7 @@ impl Protocol {
         note: &str,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
         let request = AcquireRequest {
             scope: scope.clone(),
             holder: self.rules.holder.clone(),
@@ -251,24 +241,25 @@ impl Protocol {
         effects.push(Effect::Acquire(request.clone()));
         seat.state = State::Acquiring { request, retry_at: None };
         seat.look.at = None;
-        self.changed.insert(scope.clone());
+        self.changed.push(scope.clone());
     }
 
-    pub(super) fn look_around(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
+    fn look_around(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id).filter(|share| !share.withdrawn) else { return };
-        let due_by = |seat: &Seat, by| !seat.look.in_flight && seat.look.at.is_some_and(|at| at <= by);
-        let due = |seat: &Seat| due_by(seat, now.boot);
+        let index = self.seats.index();
         let list_due = share.list_at.is_some_and(|at| at <= now.boot);
+        let look_due = index.first_look(id).is_some_and(|at| at <= now.boot);
+        if !list_due && !look_due {
+            return;
+        }
         // Leases are renewed at moments of their own, and so they would be looked at one by one: thousands of scopes are
         // listed together instead, some of them a little early.
         let soon = now.boot + self.rules.renew_every();
-        let contested = |seat: &Seat| seat.campaign == id && seat.kind == Kind::Contested;
-        let seats = || self.seats.iter().filter(|(_, seat)| contested(seat));
-        let at_hand = seats().filter(|(_, seat)| due_by(seat, soon)).count();
-        let many = at_hand > FEW_LOOKS && (list_due || seats().any(|(_, seat)| due(seat)));
-        let by = if many { soon } else { now.boot };
-        let looks: Vec<Scope> =
-            seats().filter(|(_, seat)| due_by(seat, by)).map(|(scope, _)| scope.clone()).collect();
+        let many = index.looks(id, soon).take(FEW_LOOKS + 1).count() > FEW_LOOKS;
+        if many && share.list_in_flight {
+            return; // the next listing answers them all
+        }
+        let mut looks = self.seats.looks(id, if many { soon } else { now.boot });
         if !share.list_in_flight && (list_due || many) {
             share.list_in_flight = true;
             share.list_at = None;
@@ -276,22 +267,20 @@ impl Protocol {
             share.list_leases |= many || share.short;
             let leases_under = share.list_leases.then(|| share.common_prefix.clone());
             if leases_under.is_some() {
-                looks.iter().for_each(|scope| self.seats.get_mut(scope).expect("just seen").look.at = None);
+                for scope in looks.drain(..) {
+                    self.seats.get_mut(&scope).expect("just seen").look.at = None;
+                }
             }
-            let members_under = Scope::members_of(&share.campaign.component);
+            let members_under = share.members_under.clone();
             effects.push(Effect::List { campaign: id, members_under, leases_under });
         }
-        if many {
-            return; // the listing answers them all, this one or the next
-        }
         for scope in looks {
-            let Some(seat) = self.seats.get_mut(&scope).filter(|seat| due(seat)) else { continue };
-            seat.look = Look { at: None, in_flight: true };
+            self.seats.get_mut(&scope).expect("just seen").look = Look { at: None, in_flight: true };
             effects.push(Effect::Look(scope));
         }
     }
 
-    pub(super) fn share_out(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
+    fn share_out(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id) else { return };
         let ready = share.listed && !share.withdrawn && !self.stopping;
         share.dirty |= share.plan_at.take_if(|at| *at <= now.boot).is_some();
@@ -301,64 +290,79 @@ impl Protocol {
         share.dirty = false;
         let scopes = share.preferred.len();
         share.rest_until = (scopes > FEW_SCOPES).then(|| now.boot + REST_PER_SCOPE * scopes as u32);
-        let standing = |scope: &Scope| {
-            self.seats.get(scope).map_or(Standing::Unknown, |seat| seat.standing(now.boot, &self.rules))
-        };
-        let plan = share::plan(self.rules.holder.session, &share.members, &share.preferred, standing);
-        let leaving = share.preferred.iter().any(|scope| standing(scope) == Standing::Leaving);
-        let mine = share.preferred.iter().filter(|scope| standing(scope) == Standing::Mine).count();
-        share.short = mine < share.preferred.len() / share.members.len();
+        let overdue = |since| now.boot.saturating_since(since) >= self.rules.overdue();
+        let tally = Tally { scopes, ..self.seats.index().tally(id, overdue) };
+        let plan = share::plan(self.rules.holder.session, &share.members, &tally);
+        share.short = tally.mine < scopes / share.members.len();
+        let leaving = tally.leaving > 0;
         let hand_over = share.once_settled(plan.hand_over, leaving, now.boot, self.rules.settling());
+        if plan.take.is_empty() && hand_over.is_none() {
+            return;
+        }
         let note = share.campaign.note.clone();
         // A few at a time: each answer lets the next one go, and a withdrawal has little to wait for.
-        let acquiring = |seat: &&Seat| matches!(seat.state, State::Acquiring { .. });
-        let mut room = CALLS_AT_ONCE.saturating_sub(self.seats.values().filter(acquiring).count());
+        let mut room = CALLS_AT_ONCE.saturating_sub(self.seats.index().acquiring());
         for scope in plan.take {
-            let Some(seat) = self.seats.get(&scope).filter(|_| room > 0) else { continue };
-            let free = seat.seen.as_ref().and_then(|seen| seen.free);
+            if room == 0 {
+                break;
+            }
+            let free = self.seats.get(&scope).and_then(|seat| seat.seen.as_ref()?.free);
             if let Some((takeover, _)) = free {
                 self.acquire(now, &scope, takeover, &note, effects);
                 room -= 1;
             }
         }
         if let Some(scope) = hand_over
-            && let Some(seat) = self.seats.get_mut(&scope)
+            && let Some(mut seat) = self.seats.get_mut(&scope)
             && matches!(seat.state, State::Leading(_))
         {
             seat.drain(&scope, now.boot + self.rules.drain_for, effects);
-            self.changed.insert(scope);
+            self.changed.push(scope.clone());
         }
     }
 
     /// A withdrawn campaign is over when none of its seats waits for anything.
-    pub(super) fn finish_withdrawal(&mut self, id: CampaignId, effects: &mut Vec<Effect>) {
+    fn finish_withdrawal(&mut self, id: CampaignId, effects: &mut Vec<Effect>) {
         if !self.shares.get(&id).is_some_and(|share| share.withdrawn) {
             return;
         }
-        let changed = &mut self.changed;
-        self.seats.retain(|scope, seat| {
-            let over = seat.campaign == id && matches!(seat.state, State::Following);
-            if over {
-                changed.insert(scope.clone());
-            }
-            !over
-        });
-        if !self.seats.values().any(|seat| seat.campaign == id) {
+        let over: Vec<Scope> = self.seats.index().following(id).cloned().collect();
+        over.iter().for_each(|scope| self.seats.remove(scope));
+        self.changed.extend(over);
+        if !self.seats.index().has_seats(id) {
+            self.other_members = true;
             self.shares.remove(&id);
             effects.push(Effect::Withdrawn(id));
         }
     }
 
-    pub(super) fn watch_peers(&mut self, effects: &mut Vec<Effect>) {
-        let own = self.rules.holder.session;
-        let members = self.shares.values().flat_map(|share| &share.members).copied();
-        // A member that is leaving gives its seat back first, and may crash before it has given back the rest.
-        let seen = self.seats.values().filter_map(|seat| seat.seen.as_ref()?.record.as_ref());
-        let holders = seen.filter(|record| record.is_held()).map(|record| record.holder.session);
-        let peers: BTreeSet<Session> = members.chain(holders).filter(|session| *session != own).collect();
+    fn watch_peers(&mut self, effects: &mut Vec<Effect>) {
+        let other_holders = self.seats.take_other_holders();
+        if !std::mem::take(&mut self.other_members) && !other_holders {
+            return;
+        }
+        let peers = self.peers();
         if !peers.iter().eq(&self.watched) {
             self.watched = peers.into_iter().collect();
             effects.push(Effect::WatchPeers(self.watched.clone()));
         }
+    }
+
+    fn peers(&self) -> BTreeSet<Session> {
+        let own = self.rules.holder.session;
+        let members = self.shares.values().flat_map(|share| &share.members).copied();
+        // A member that is leaving gives its seat back first, and may crash before it has given back the rest.
+        let holders = self.seats.index().holders();
+        members.chain(holders).filter(|session| *session != own).collect()
+    }
+
+    /// That nothing is remembered which has ceased to be true.
+    pub(super) fn check_now_and_then(&self) {
+        let due = self.steps.is_multiple_of(CHECK_EVERY) && self.seats.len() <= FEW_TO_CHECK;
+        if !due && !cfg!(test) {
+            return;
+        }
+        self.seats.check();
+        assert!(self.peers().iter().eq(&self.watched), "peers have come or gone unnoticed");
     }
 }

@@ -29,6 +29,11 @@ impl Rules {
         self.duration / 3
     }
 
+    /// Until the next renewal, a little less each time: processes that began together do not renew together.
+    pub(super) fn next_renewal(&self, entropy: &Entropy) -> Duration {
+        self.renew_every() - entropy.jitter(self.duration / 20)
+    }
+
     pub(super) fn retry_every(&self) -> Duration {
         self.duration / 12
     }

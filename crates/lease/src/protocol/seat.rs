@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure_clock::BootTime;
 
-use super::rules::Rules;
+use super::index::Facts;
 use super::words::{CampaignId, Effect, Failure};
 use crate::share::Standing;
 use crate::store::{AcquireRequest, Claim, Takeover};
@@ -14,6 +14,8 @@ use crate::{LeaseRecord, Scope, Term};
 pub(super) struct Seat {
     pub(super) campaign: CampaignId,
     pub(super) kind: Kind,
+    /// How much this member prefers the scope, among those of the campaign.
+    pub(super) weight: u64,
     pub(super) state: State,
     pub(super) seen: Option<Seen>,
     /// The term that is said to be over with its holder's life.
@@ -26,7 +28,8 @@ pub(super) struct Seat {
     pub(super) problem: Option<Failure>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Members come first where both are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Member,
     Contested,
@@ -88,10 +91,11 @@ impl Seen {
 }
 
 impl Seat {
-    pub(super) fn new(campaign: CampaignId, kind: Kind) -> Self {
+    pub(super) fn of_member(campaign: CampaignId) -> Self {
         Self {
             campaign,
-            kind,
+            kind: Kind::Member,
+            weight: 0,
             state: State::Following,
             seen: None,
             dead: None,
@@ -103,7 +107,51 @@ impl Seat {
         }
     }
 
-    pub(super) fn standing(&self, now: BootTime, rules: &Rules) -> Standing {
+    pub(super) fn contested(campaign: CampaignId, weight: u64) -> Self {
+        Self { kind: Kind::Contested, weight, ..Self::of_member(campaign) }
+    }
+
+    /// What the index goes by.
+    pub(super) fn facts(&self) -> Facts {
+        let contested = self.kind == Kind::Contested;
+        let seen = self.seen.as_ref().and_then(|seen| seen.record.as_ref());
+        let due_at = [self.state.due_at(), self.not_before].into_iter().flatten().min();
+        Facts {
+            campaign: self.campaign,
+            kind: self.kind,
+            weight: self.weight,
+            due_at,
+            look_at: self.look.at.filter(|_| contested && !self.look.in_flight),
+            acquiring: matches!(self.state, State::Acquiring { .. }),
+            releasing: matches!(self.state, State::Releasing { .. }),
+            renewable: self.state.renewable().is_some(),
+            releasable: self.releasable(true).is_some(),
+            following: matches!(self.state, State::Following),
+            holder: seen.filter(|record| record.is_held()).map(|record| record.holder.session),
+            standing: contested.then(|| self.standing()),
+        }
+    }
+
+    /// What is held although nobody works under it: after a resignation, or because nobody has been told and the campaign
+    /// is withdrawn.
+    pub(super) fn releasable(&self, withdrawn: bool) -> Option<&Held> {
+        match &self.state {
+            State::Draining { held, resigned: true, .. } => Some(held),
+            State::Installing { held, retry_at: Some(_) } | State::Confirming(held) if withdrawn => {
+                Some(held)
+            }
+            State::Leading(held) if withdrawn && self.kind == Kind::Member => Some(held),
+            State::Following
+            | State::Acquiring { .. }
+            | State::Installing { .. }
+            | State::Confirming(_)
+            | State::Leading(_)
+            | State::Draining { .. }
+            | State::Releasing { .. } => None,
+        }
+    }
+
+    pub(super) fn standing(&self) -> Standing {
         match &self.state {
             State::Acquiring { .. } | State::Installing { .. } | State::Confirming(_) | State::Leading(_) => {
                 Standing::Mine
@@ -114,9 +162,7 @@ impl Seat {
                 None if self.not_before.is_some() => Standing::GivenBack,
                 None => Standing::Unknown,
                 Some(Seen { free: Some(_), .. }) if self.not_before.is_some() => Standing::GivenBack,
-                Some(Seen { free: Some((_, since)), .. }) => {
-                    Standing::Free { overdue: now.saturating_since(*since) >= rules.overdue() }
-                }
+                Some(Seen { free: Some((_, since)), .. }) => Standing::Free { since: *since },
                 Some(Seen { record: Some(record), .. }) => Standing::Other(record.holder.session),
                 Some(Seen { record: None, .. }) => Standing::Unknown,
             },
@@ -183,6 +229,20 @@ impl State {
             | Self::Leading(held)
             | Self::Draining { held, .. } => Some(held),
             Self::Following | Self::Acquiring { .. } | Self::Releasing { .. } => None,
+        }
+    }
+
+    /// When this state asks for a step.
+    pub(super) fn due_at(&self) -> Option<BootTime> {
+        match self {
+            Self::Following | Self::Releasing { .. } => None,
+            Self::Acquiring { retry_at, .. } => *retry_at,
+            // An answer is awaited, and it comes.
+            Self::Installing { retry_at: None, .. } => None,
+            Self::Installing { held, retry_at: Some(at) } => Some(held.valid_until.min(*at)),
+            Self::Confirming(held) | Self::Leading(held) => Some(held.valid_until),
+            Self::Draining { held, until, resigned: false } => Some(held.valid_until.min(*until)),
+            Self::Draining { held, resigned: true, .. } => Some(held.valid_until),
         }
     }
 

@@ -1,7 +1,5 @@
 //! What is seen of the leases that others hold, and what is heard of them.
 
-use std::collections::BTreeMap;
-
 use super::rules::stall_after;
 use super::seat::{SaidDead, Seen, State};
 use super::words::{CampaignId, Effect, Failure, Listing, Now};
@@ -17,18 +15,19 @@ impl Protocol {
         outcome: Result<Option<LeaseRecord>, Failure>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
         // A look that was asked for after this one went out is still due, and stays so below.
         seat.look.in_flight = false;
         match outcome {
             Ok(record) => {
                 seat.succeeded();
+                drop(seat);
                 self.observe(now, scope, record, effects);
             }
             Err(failure) => {
-                let pause = self.rules.pause(seat, failure, &self.entropy);
+                let pause = self.rules.pause(&mut seat, failure, &self.entropy);
                 seat.look.at = Some(now.boot + pause);
-                self.changed.insert(scope.clone());
+                self.changed.push(scope.clone());
             }
         }
     }
@@ -54,14 +53,13 @@ impl Protocol {
         let next = now.boot + self.rules.renew_every() + self.entropy.jitter(self.rules.spread());
         // A listing that was asked for after this one went out is still due.
         share.list_at = Some(share.list_at.map_or(next, |due| due.min(next)));
-        share.observe_members(&listing.members, self.rules.holder.session);
+        self.other_members |= share.observe_members(&listing.members, self.rules.holder.session);
         let Some(leases) = listing.leases else { return };
         share.list_leases = false;
         share.dirty = true;
-        let mut found: BTreeMap<Scope, LeaseRecord> =
-            leases.into_iter().map(|record| (record.scope.clone(), record)).collect();
-        for scope in share.preferred.clone() {
-            self.observe(now, &scope, found.remove(&scope), effects);
+        let mut found = Found::new(leases);
+        for scope in share.preferred.clone().iter() {
+            self.observe(now, scope, found.take(scope), effects);
         }
         if let Some(share) = self.shares.get_mut(&id) {
             share.listed = true;
@@ -76,12 +74,13 @@ impl Protocol {
         record: Option<LeaseRecord>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(seat) = self.seats.get_mut(scope) else { return };
-        self.changed.insert(scope.clone());
+        let Some(mut seat) = self.seats.get_mut(scope) else { return };
+        self.changed.push(scope.clone());
         match &seat.state {
             State::Following => {}
             State::Leading(held) | State::Draining { held, .. } => {
                 let (ours, term) = (held.record.epoch, held.record.term);
+                drop(seat);
                 match record {
                     // A lower epoch was read before this term began. The same one belongs to a successor that has
                     // not installed its own yet.
@@ -154,11 +153,11 @@ impl Protocol {
         match hint {
             Hint::Changed(scope) => {
                 for share in self.shares.values_mut() {
-                    if scope.as_str().starts_with(&Scope::members_of(&share.campaign.component)) {
+                    if scope.as_str().starts_with(&share.members_under) {
                         share.list_at = Some(now.boot);
                     }
                 }
-                if let Some(seat) = self.seats.get_mut(scope) {
+                if let Some(mut seat) = self.seats.get_mut(scope) {
                     seat.hinted(now.boot);
                 }
             }
@@ -166,7 +165,7 @@ impl Protocol {
                 for share in self.shares.values_mut() {
                     share.list_at = Some(now.boot);
                 }
-                self.seats.values_mut().for_each(|seat| seat.hinted(now.boot));
+                self.seats.change_all(|_, seat| seat.hinted(now.boot));
             }
             // Whoever says so is wrong, and may act on it: see what is left.
             Hint::Crashed(session) if *session == self.rules.holder.session => self.renew_at = now.boot,
@@ -180,23 +179,43 @@ impl Protocol {
             if self.rules.crash_hints && share.members.remove(&session) {
                 share.crashed.entry(session).or_default();
                 share.dirty = true;
+                self.other_members = true;
             }
         }
-        if !self.rules.crash_hints {
+        if !self.rules.crash_hints || !self.seats.index().holds_some(session) {
             return;
         }
-        for (scope, seat) in &mut self.seats {
-            let Some(Seen { record: Some(record), free, .. }) = &mut seat.seen else { continue };
+        let (shares, changed) = (&mut self.shares, &mut self.changed);
+        self.seats.change_all(|scope, seat| {
+            let Some(Seen { record: Some(record), free, .. }) = &mut seat.seen else { return };
             if record.holder.session == session && matches!(seat.state, State::Following) && free.is_none() {
                 *free = Some((Takeover::OfDead(record.term), now.boot));
                 seat.dead = Some((record.term, SaidDead::default()));
                 seat.ownerless_since.get_or_insert(now.boot);
-                self.changed.insert(scope.clone());
-                if let Some(share) = self.shares.get_mut(&seat.campaign) {
+                changed.push(scope.clone());
+                if let Some(share) = shares.get_mut(&seat.campaign) {
                     share.dirty = true;
                 }
             }
-        }
+        });
+    }
+}
+
+/// The records of one listing, to be taken out one by one.
+struct Found(Vec<(Scope, Option<LeaseRecord>)>);
+
+impl Found {
+    fn new(leases: Vec<LeaseRecord>) -> Self {
+        let mut found: Vec<_> =
+            leases.into_iter().map(|record| (record.scope.clone(), Some(record))).collect();
+        // Stores list in order of scope, and then this costs one walk.
+        found.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Self(found)
+    }
+
+    fn take(&mut self, scope: &Scope) -> Option<LeaseRecord> {
+        let at = self.0.binary_search_by(|(other, _)| other.cmp(scope)).ok()?;
+        self.0[at].1.take()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The scopes of one campaign, and the members it shares them with.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_clock::BootTime;
@@ -13,10 +14,14 @@ use crate::{LeaseRecord, Scope, Session};
 pub(super) struct Share {
     pub(super) campaign: Campaign,
     /// In this member's own order.
-    pub(super) preferred: Vec<Scope>,
+    pub(super) preferred: Arc<[Scope]>,
     pub(super) common_prefix: String,
     /// Scopes that another campaign of this process stands for.
     pub(super) taken: Vec<Scope>,
+    /// How many seats had been removed when `taken` was last gone through.
+    pub(super) removals_seen: u64,
+    /// What the names of its members' seats begin with.
+    pub(super) members_under: String,
     pub(super) member_seat: Scope,
     /// Which seat of its instance's that is: living processes of one name sit side by side.
     pub(super) seat_number: u32,
@@ -39,7 +44,8 @@ pub(super) struct Share {
     pub(super) dirty: bool,
     /// Dirty from then on.
     pub(super) plan_at: Option<BootTime>,
-    /// No plan before then: a plan goes through all scopes, and where there are thousands, so does their news.
+    /// No plan before then: where there are thousands of scopes there is as much news of them, and a plan goes through
+    /// all that is free.
     pub(super) rest_until: Option<BootTime>,
 }
 
@@ -58,24 +64,26 @@ impl Share {
         hand_over.filter(|_| self.plan_at.is_none())
     }
 
-    pub(super) fn observe_members(&mut self, listed: &[LeaseRecord], own: Session) {
+    /// True if they are others than before.
+    pub(super) fn observe_members(&mut self, listed: &[LeaseRecord], own: Session) -> bool {
         let mut members = BTreeSet::from([own]);
         // `a` also lists the members of `a/b`.
-        let of_component = |record: &&LeaseRecord| {
-            record.scope.as_member().is_some_and(|(component, _)| component == self.campaign.component)
-        };
-        let listed: Vec<&LeaseRecord> = listed.iter().filter(of_component).collect();
-        for record in listed.iter().filter(|record| record.is_held()) {
+        let component = &self.campaign.component;
+        let of_component =
+            |record: &&LeaseRecord| record.scope.as_member().is_some_and(|(of, _)| of == component);
+        let listed = || listed.iter().filter(of_component);
+        for record in listed().filter(|record| record.is_held()) {
             let session = record.holder.session;
             match self.crashed.remove(&session).and_then(|dead| dead.after_seeing(record)) {
                 Some(dead) => drop(self.crashed.insert(session, dead)),
                 None => drop(members.insert(session)),
             }
         }
-        let still_listed: BTreeSet<Session> = listed.iter().map(|record| record.holder.session).collect();
-        self.crashed.retain(|session, _| still_listed.contains(session));
-        self.dirty |= members != self.members;
+        self.crashed.retain(|session, _| listed().any(|record| record.holder.session == *session));
+        let others = members != self.members;
+        self.dirty |= others;
         self.members = members;
+        others
     }
 }
 

@@ -306,7 +306,7 @@ fn a_scope_that_is_named_twice_is_stood_for_once() {
     let campaign =
         Campaign { component: "controller".into(), scopes, note: String::new(), sole_instance: false };
     desk.step(Event::Stand(CAMPAIGN, campaign));
-    assert_eq!(desk.protocol.shares[&CAMPAIGN].preferred, [scope()]);
+    assert_eq!(desk.protocol.shares[&CAMPAIGN].preferred[..], [scope()]);
 }
 
 #[test]

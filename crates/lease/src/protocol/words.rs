@@ -200,3 +200,44 @@ pub struct ScopeStatus {
     /// What the latest call has failed with.
     pub problem: Option<Failure>,
 }
+
+/// A [`ScopeStatus`] in the making. Written over an earlier one it allocates next to nothing, and thousands of leases are
+/// renewed every few seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusNews<'a> {
+    pub(super) scope: &'a Scope,
+    pub(super) component: &'a str,
+    pub(super) is_member_seat: bool,
+    pub(super) phase: Phase,
+    pub(super) record: Option<&'a LeaseRecord>,
+    pub(super) ownerless_since: Option<BootTime>,
+    pub(super) problem: Option<&'a Failure>,
+}
+
+impl StatusNews<'_> {
+    pub fn status(&self) -> ScopeStatus {
+        ScopeStatus {
+            scope: self.scope.clone(),
+            component: self.component.to_owned(),
+            is_member_seat: self.is_member_seat,
+            phase: self.phase,
+            record: self.record.cloned(),
+            ownerless_since: self.ownerless_since,
+            problem: self.problem.cloned(),
+        }
+    }
+
+    pub fn write_over(&self, status: &mut ScopeStatus) {
+        let ScopeStatus { scope, component, is_member_seat, phase, record, ownerless_since, problem } =
+            status;
+        scope.clone_from(self.scope);
+        self.component.clone_into(component);
+        (*is_member_seat, *phase) = (self.is_member_seat, self.phase);
+        match (&mut *record, self.record) {
+            (Some(before), Some(now)) => before.clone_from(now),
+            (_, now) => *record = now.cloned(),
+        }
+        *ownerless_since = self.ownerless_since;
+        *problem = self.problem.cloned();
+    }
+}

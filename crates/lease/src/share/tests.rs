@@ -3,11 +3,13 @@
 //! step ago (of its own scopes a member always knows the truth).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use proptest::prelude::*;
+use tenure_clock::BootTime;
 use uuid::Uuid;
 
-use super::{Plan, Standing, plan, preference};
+use super::{Plan, Standing, Tally, preference};
 use crate::{Scope, Session};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,40 @@ fn scope(number: usize) -> Scope {
     Scope::new(format!("shards/{number:02}"))
 }
 
+fn just_now() -> BootTime {
+    BootTime::since_boot(Duration::from_secs(60))
+}
+
+/// What has been free since then is overdue.
+fn long_ago() -> BootTime {
+    BootTime::since_boot(Duration::ZERO)
+}
+
+/// Counts by a walk over all scopes, in this order, and plans.
+fn plan(
+    own: Session,
+    members: &BTreeSet<Session>,
+    preferred: &[Scope],
+    standing: impl Fn(&Scope) -> Standing,
+) -> Plan {
+    let mut tally = Tally { scopes: preferred.len(), ..Tally::default() };
+    for scope in preferred {
+        match standing(scope) {
+            Standing::Mine => {
+                tally.mine += 1;
+                tally.least_preferred = Some(scope);
+            }
+            Standing::Leaving => tally.leaving += 1,
+            Standing::GivenBack => tally.given_back += 1,
+            Standing::Other(session) => *tally.held.to_mut().entry(session).or_default() += 1,
+            Standing::Free { since } if since == long_ago() => tally.overdue.push(scope),
+            Standing::Free { .. } => tally.free.push(scope),
+            Standing::Unknown => {}
+        }
+    }
+    super::plan(own, members, &tally)
+}
+
 impl Table {
     /// `holders[i]` holds scope i; a number beyond the members means nobody.
     fn new(members: usize, holders: &[usize]) -> Self {
@@ -49,7 +85,7 @@ impl Table {
             (Place::Leaving(holder), _) if holder == own => Standing::Leaving,
             // It was this member's own a step ago; who has it now is not known yet.
             (_, Place::Held(holder) | Place::Leaving(holder)) if holder == own => Standing::Unknown,
-            (_, Place::Free) => Standing::Free { overdue: false },
+            (_, Place::Free) => Standing::Free { since: just_now() },
             (_, Place::Held(holder) | Place::Leaving(holder)) => Standing::Other(holder),
         })
     }
@@ -205,7 +241,7 @@ proptest! {
         let own = session(0);
         let all: BTreeSet<Session> = (0..members).map(session).collect();
         let scopes: Vec<Scope> = (0..scopes).map(scope).collect();
-        let plan = plan(own, &all, &scopes, |_| Standing::Free { overdue: true });
+        let plan = plan(own, &all, &scopes, |_| Standing::Free { since: long_ago() });
         prop_assert_eq!(plan.take, scopes);
     }
 
@@ -221,7 +257,7 @@ proptest! {
 fn a_member_that_is_not_listed_yet_counts_itself() {
     let scopes: Vec<Scope> = (0..4).map(scope).collect();
     let others = BTreeSet::from([session(1)]);
-    let plan = plan(session(0), &others, &scopes, |_| Standing::Free { overdue: false });
+    let plan = plan(session(0), &others, &scopes, |_| Standing::Free { since: just_now() });
     assert_eq!(plan.take.len(), 2, "the other one gets its half");
 }
 

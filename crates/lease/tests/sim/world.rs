@@ -430,7 +430,7 @@ impl World {
         }
         let now = self.now();
         let node = self.nodes[index].as_mut().expect("alive");
-        node.protocol.changes();
+        node.protocol.tell_changes(|_, _| {});
         let wake = node.protocol.wake_at(now);
         node.wakes += 1;
         let wakes = node.wakes;
