@@ -388,10 +388,11 @@ impl Office {
                 let now = self.now();
                 self.protocol.step(now, event)
             });
-            let effects = catch_unwind(step).unwrap_or_else(|_| self.start_over());
+            let mut effects = catch_unwind(step).unwrap_or_else(|_| self.start_over());
             // Nothing comes after it.
             let stopped = matches!(effects.last(), Some(Effect::Stopped));
-            effects.into_iter().for_each(|effect| self.carry_out(effect));
+            effects.drain(..).for_each(|effect| self.carry_out(effect));
+            self.protocol.reuse(effects);
             self.post_changes();
             if stopped {
                 return;

@@ -45,7 +45,7 @@ const FEW_SCOPES: usize = 256;
 const FEW_LOOKS: usize = 4;
 /// A build with assertions compares the indexes with the seats after this many steps, where there are few seats: walking
 /// over all of them is what the indexes are there to avoid. Unit tests do it after every step.
-const CHECK_EVERY: u64 = 64;
+const CHECK_EVERY: u64 = 256;
 const FEW_TO_CHECK: usize = 64;
 
 #[derive(Debug)]
@@ -62,6 +62,8 @@ pub struct Protocol {
     stopping: bool,
     stopped: bool,
     steps: u64,
+    /// Empty, with room for the effects of the next step.
+    spare: Vec<Effect>,
     /// In any order, perhaps more than once.
     changed: Vec<Scope>,
 }
@@ -81,6 +83,7 @@ impl Protocol {
             stopping: false,
             stopped: false,
             steps: 0,
+            spare: vec![],
             changed: vec![],
         }
     }
@@ -88,7 +91,7 @@ impl Protocol {
     /// What follows from this event, at this moment.
     pub fn step(&mut self, now: Now, event: Event) -> Vec<Effect> {
         self.steps += 1;
-        let mut effects = vec![];
+        let mut effects = std::mem::take(&mut self.spare);
         match event {
             Event::Tick => {}
             Event::Stand(id, campaign) => self.stand(now, id, campaign),
@@ -116,6 +119,12 @@ impl Protocol {
             self.check_now_and_then();
         }
         effects
+    }
+
+    /// Takes the list back once its effects have been carried out, so that the next step need not make one.
+    pub fn reuse(&mut self, mut effects: Vec<Effect>) {
+        effects.clear();
+        self.spare = effects;
     }
 
     /// When to step next, if nothing happens before.

@@ -58,7 +58,9 @@ impl Protocol {
         let mut next = self.shares.keys().next().copied();
         while let Some(id) = next {
             self.inherit(now, id);
-            self.sit_among_members(now, id, effects);
+            if self.seats.index().has_empty_seats() {
+                self.sit_among_members(now, id, effects);
+            }
             self.look_around(now, id, effects);
             self.share_out(now, id, effects);
             self.finish_withdrawal(id, effects);
@@ -130,6 +132,10 @@ impl Protocol {
     /// What nobody works under any more, and what a withdrawn campaign holds without having told anybody. The
     /// member's seat goes first, so that the others count on one member less and take what comes.
     fn release_the_unwanted(&mut self, effects: &mut Vec<Effect>) {
+        let withdrawn = self.shares.values().any(|share| share.withdrawn);
+        if self.seats.index().resigned() == 0 && !withdrawn {
+            return;
+        }
         while self.seats.index().releasing() < CALLS_AT_ONCE {
             let Some((scope, record)) = self.next_unwanted() else { return };
             if let Some(mut seat) = self.seats.get_mut(&scope) {

@@ -28,6 +28,7 @@ pub(super) struct Facts {
     pub(super) acquiring: bool,
     pub(super) releasing: bool,
     pub(super) renewable: bool,
+    pub(super) resigned: bool,
     /// Held without anybody working under it: released if it is resigned, or if its campaign is withdrawn.
     pub(super) releasable: bool,
     pub(super) following: bool,
@@ -42,6 +43,9 @@ pub(super) struct Index {
     due: Agenda,
     acquiring: usize,
     releasing: usize,
+    resigned: usize,
+    /// Members' seats that nobody sits on.
+    empty_seats: usize,
     renewable: BTreeSet<Scope>,
     /// Members' seats first.
     releasable: BTreeSet<(Kind, Scope)>,
@@ -119,6 +123,16 @@ impl Index {
         self.releasing
     }
 
+    /// Seats that nobody works under any more and that are not released yet.
+    pub(super) fn resigned(&self) -> usize {
+        self.resigned
+    }
+
+    /// Some campaign does not sit among the members.
+    pub(super) fn has_empty_seats(&self) -> bool {
+        self.empty_seats > 0
+    }
+
     pub(super) fn holds_anything(&self) -> bool {
         !self.renewable.is_empty()
     }
@@ -191,6 +205,8 @@ impl Index {
         self.due.file(scope, before.and_then(|was| was.due_at), after.and_then(|is| is.due_at));
         count(&mut self.acquiring, before, after, |facts| facts.acquiring);
         count(&mut self.releasing, before, after, |facts| facts.releasing);
+        count(&mut self.resigned, before, after, |facts| facts.resigned);
+        count(&mut self.empty_seats, before, after, |facts| facts.following && facts.kind == Kind::Member);
         list(&mut self.renewable, before, after, |facts| facts.renewable, || scope.clone());
         list(&mut self.releasable, before, after, |facts| facts.releasable, || (any.kind, scope.clone()));
         let (was, is) = (before.and_then(|was| was.holder), after.and_then(|is| is.holder));
@@ -205,11 +221,23 @@ impl Index {
 
     /// Whether both say the same of the seats.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
-        let Self { due, acquiring, releasing, renewable, releasable, holders, campaigns, other_holders: _ } =
-            self;
+        let Self {
+            due,
+            acquiring,
+            releasing,
+            resigned,
+            empty_seats,
+            renewable,
+            releasable,
+            holders,
+            campaigns,
+            other_holders: _,
+        } = self;
         *due == other.due
             && *acquiring == other.acquiring
             && *releasing == other.releasing
+            && *resigned == other.resigned
+            && *empty_seats == other.empty_seats
             && *renewable == other.renewable
             && *releasable == other.releasable
             && *holders == other.holders

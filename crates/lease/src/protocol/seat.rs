@@ -125,6 +125,7 @@ impl Seat {
             acquiring: matches!(self.state, State::Acquiring { .. }),
             releasing: matches!(self.state, State::Releasing { .. }),
             renewable: self.state.renewable().is_some(),
+            resigned: matches!(self.state, State::Draining { resigned: true, .. }),
             releasable: self.releasable(true).is_some(),
             following: matches!(self.state, State::Following),
             holder: seen.filter(|record| record.is_held()).map(|record| record.holder.session),
