@@ -8,7 +8,7 @@ use tenure_model::{DagId, RunId, ShardId};
 use tenure_store::{Attention, AuditEntry, StoreError, Trigger};
 use tokio_postgres::types::ToSql;
 
-use crate::session::Session;
+use crate::session::{READ_COMMITTED, Session};
 use crate::{PostgresStore, batch, rows, wakes};
 
 pub(crate) const LEAVE_ATTENTION: &str =
@@ -25,8 +25,11 @@ pub(crate) struct Deed<'a> {
 }
 
 impl PostgresStore {
+    /// At this level those that change the same row wait for each other; at a higher one the second is refused.
     pub(crate) async fn deed(&self, doing: &'static str) -> Result<Deed<'_>, StoreError> {
-        Ok(self.deed_on(Session::begin(&self.pool, doing).await?))
+        let session = Session::borrow(&self.pool, doing).await?;
+        session.batch(READ_COMMITTED).await?;
+        Ok(self.deed_on(session))
     }
 
     /// On a connection on which the caller begins by itself.

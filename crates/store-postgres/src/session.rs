@@ -20,6 +20,9 @@ use crate::errors;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(35);
 
 pub(crate) const READ_WRITE: &str = "BEGIN";
+/// Each statement sees what was committed while the one before it waited for its locks, whatever the database or the
+/// URL says of isolation.
+pub(crate) const READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 /// Several queries of one read see one state of the database. A snapshot that is closed with [`CLOSE`] in the
 /// same breath costs one round trip.
 pub(crate) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";

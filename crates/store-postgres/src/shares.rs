@@ -16,11 +16,8 @@ use crate::PostgresStore;
 use crate::deed::{self, Deed};
 use crate::fence::FENCE;
 use crate::rows::{self, Cells};
-use crate::session::Session;
+use crate::session::{READ_COMMITTED, Session};
 
-/// At this level each statement sees what was committed while the one before it waited for its locks, whatever the
-/// database or the URL says.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 const LOCK_POOLS: &str = "SELECT name, slots, description FROM pools WHERE name = ANY($1)
     ORDER BY name FOR NO KEY UPDATE";
 const LOCK_NODES: &str = concat!(
@@ -90,7 +87,7 @@ async fn lock(deed: &Deed<'_>, guard: &EpochGuard<'_>, bids: &[Bid]) -> Result<M
     let keys: [&(dyn ToSql + Sync); 1] = [&keys];
     // The order of sending: `try_join!` polls from top to bottom.
     let (_, fence, pools, quotas, nodes, held) = try_join!(
-        session.batch(BEGIN),
+        session.batch(READ_COMMITTED),
         session.rows(FENCE, &scope),
         session.rows(LOCK_POOLS, &pools),
         session.rows(LOCK_QUOTAS, &quotas),

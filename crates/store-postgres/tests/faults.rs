@@ -128,14 +128,14 @@ async fn trigger_over(cut: Cut) -> (StoreError, CreateRunOutcome) {
 
 #[tokio::test]
 async fn a_lost_answer_to_a_commit_is_unknown_and_repeating_is_safe() {
-    let (error, again) = trigger_over(Cut::After(b"COMMIT")).await;
+    let (error, again) = trigger_over(Cut::After(b"COMMIT\0")).await;
     assert!(matches!(error, StoreError::Unknown { .. }), "{error:?}");
     assert!(matches!(again, CreateRunOutcome::Replayed(_)), "it was committed: {again:?}");
 }
 
 #[tokio::test]
 async fn a_commit_that_never_arrived_is_unknown_too() {
-    let (error, again) = trigger_over(Cut::Before(b"COMMIT")).await;
+    let (error, again) = trigger_over(Cut::Before(b"COMMIT\0")).await;
     assert!(matches!(error, StoreError::Unknown { .. }), "{error:?}");
     assert!(matches!(again, CreateRunOutcome::Created(_)), "it was not committed: {again:?}");
 }
