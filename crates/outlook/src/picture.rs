@@ -45,7 +45,7 @@ impl Picture {
         let (nodes, pools, quotas, bound, heard) = try_join!(
             store.list_nodes(),
             store.list_pools(),
-            store.quotas(),
+            store.list_quotas(),
             store.occupancy(),
             store.list_presence(HEARD_WITHIN),
         )?;

@@ -91,7 +91,7 @@ pub(crate) async fn carry_out(parts: &ControllerParts) {
 async fn survey(store: &SharedStore) -> Result<BTreeMap<NodeId, Standing>, StoreError> {
     let going = |drain: &Drain| drain.stage != DrainStage::Drained;
     let mut drains: BTreeMap<NodeId, Standing> = BTreeMap::new();
-    for node in store.nodes().await? {
+    for node in store.list_nodes().await? {
         if let Some(drain) = node.drain.filter(going) {
             drains.insert(node.node, Standing { drain, left: 0 });
         }

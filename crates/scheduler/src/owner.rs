@@ -14,8 +14,7 @@ use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskSt
 use tenure_placement::{History, Policy, Request};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{
-    DagSchedule, DagVersion, DagVersionName, NodeRecord, PoolRecord, Quota, RunHeader, RunSnapshot,
-    SharedStore, StoreError,
+    DagSchedule, DagVersion, DagVersionName, Limits, RunHeader, RunSnapshot, SharedStore, StoreError,
 };
 use tokio::sync::watch;
 
@@ -92,6 +91,8 @@ pub(crate) struct ShardOwner {
     graphs: BTreeMap<(DagNo, u32), Arc<DagGraph>>,
     pub(crate) ready: ReadyQueue,
     pub(crate) ledger: Ledger,
+    /// Which version of the limits the ledger has.
+    pub(crate) limits_version: u64,
     /// When time alone changes something in a run.
     pub(crate) wakes: BTreeSet<(Timestamp, RunKey)>,
     /// Until when each queued attempt must be claimed.
@@ -200,7 +201,7 @@ impl ShardOwner {
         carried: Carried,
     ) -> Result<Self, StoreError> {
         let now = deps.clock.now();
-        let snapshot = deps.store.shard_snapshot(shard).await?;
+        let (snapshot, limits) = tokio::try_join!(deps.store.shard_snapshot(shard), deps.store.limits())?;
         let boottime = deps.clock.boottime();
         let links = deps.dispatch.executor().links();
         // Equal nodes in an order of its own: shards that begin together should not all begin with the same node.
@@ -216,6 +217,7 @@ impl ShardOwner {
             graphs: BTreeMap::new(),
             ready: ReadyQueue::default(),
             ledger,
+            limits_version: limits.version,
             wakes: BTreeSet::new(),
             claims_due: BTreeSet::new(),
             stale: BTreeSet::new(),
@@ -239,7 +241,7 @@ impl ShardOwner {
         if owner.deps.shards > 1 {
             owner.ledger.share_with_others();
         }
-        owner.set_limits(&snapshot.pools, &snapshot.quotas, &snapshot.nodes);
+        owner.set_limits(&limits);
         snapshot.shares.iter().for_each(|share| owner.ledger.set_share(share));
         for (run, what) in snapshot.unreadable {
             owner.park_unreadable(run, what);
@@ -464,8 +466,22 @@ impl ShardOwner {
         self.runs[&key].wish(key, task)
     }
 
-    /// Pools, quotas and nodes as they are now. Nodes that nothing can be handed to are no place for anything.
-    pub fn set_limits(&mut self, pools: &[PoolRecord], quotas: &[Quota], nodes: &[NodeRecord]) {
+    /// Pools, quotas and nodes as they are now, and everything that they held back has another try.
+    pub async fn read_limits(&mut self) -> Result<(), StoreError> {
+        let limits = self.deps.store.limits().await?;
+        self.set_limits(&limits);
+        self.ready.free_all();
+        // There may be less of something than there was.
+        for of in self.ledger.shares() {
+            self.trades.called(of, true, self.deps.clock.boottime());
+        }
+        Ok(())
+    }
+
+    /// Nodes that nothing can be handed to are no place for anything.
+    fn set_limits(&mut self, limits: &Limits) {
+        let Limits { version, pools, quotas, nodes } = limits;
+        self.limits_version = *version;
         self.departures.set_drains(nodes);
         let executor = self.deps.dispatch.executor();
         self.ledger.set_limits(pools, quotas, nodes, |node| executor.link(node).is_some());

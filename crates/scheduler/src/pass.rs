@@ -94,13 +94,14 @@ impl ShardOwner {
 
     /// What users and other replicas have changed.
     async fn attend(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<bool, PassError> {
-        let items = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
-        let more = items.len() as u32 == ATTENTION_BATCH;
-        let mut limits_changed = self.links_changed();
-        if limits_changed {
+        let look = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
+        let more = look.items.len() as u32 == ATTENTION_BATCH;
+        let mut limits_changed = look.limits != self.limits_version;
+        if self.links_changed() {
             self.watch.links_changed();
+            limits_changed = true;
         }
-        for item in items {
+        for item in look.items {
             builder.pass.attended.push(item.seq);
             match item.what {
                 Attention::Run { run } => {
@@ -120,21 +121,14 @@ impl ShardOwner {
                 }
                 // The row has moved on already, whatever becomes of this pass.
                 Attention::Stop { node, attempt } => self.ended_by_user(node, attempt),
-                Attention::Limits => limits_changed = true,
                 Attention::Shares { of, given_back } => {
                     self.trades.called(of, given_back, self.deps.clock.boottime());
                 }
+                Attention::Unknown => limits_changed = true,
             }
         }
         if limits_changed {
-            let store = &self.deps.store;
-            let (pools, quotas, nodes) = tokio::try_join!(store.pools(), store.quotas(), store.nodes())?;
-            self.set_limits(&pools, &quotas, &nodes);
-            self.ready.free_all();
-            // There may be less of something than there was.
-            for of in self.ledger.shares() {
-                self.trades.called(of, true, self.deps.clock.boottime());
-            }
+            self.read_limits().await?;
         }
         Ok(more)
     }

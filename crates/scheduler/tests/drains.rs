@@ -28,7 +28,7 @@ async fn drain(rig: &Rig, node: &str, time: Duration) {
 }
 
 async fn stage(rig: &Rig, node: &str) -> Option<DrainStage> {
-    let nodes = rig.store.nodes().await.unwrap();
+    let nodes = rig.store.list_nodes().await.unwrap();
     let drain: Option<Drain> = nodes.into_iter().find(|record| record.node.as_str() == node)?.drain;
     drain.map(|drain| drain.stage)
 }

@@ -235,7 +235,7 @@ async fn the_node_is_drained(rig: &Rig) {
     let deadline = rig.clock.now() + PATIENCE;
     rig.store.drain_node(&rig.user(), &NodeId::new("n"), deadline).await.unwrap();
     let drained = async {
-        while rig.store.nodes().await.unwrap()[0].drain.as_ref().unwrap().stage != DrainStage::Drained {
+        while rig.store.list_nodes().await.unwrap()[0].drain.as_ref().unwrap().stage != DrainStage::Drained {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -244,7 +244,7 @@ async fn the_node_is_drained(rig: &Rig) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_controller_that_panics_starts_over_and_does_its_work() {
-    let rig = with_fault(panics(2, "nodes")).await;
+    let rig = with_fault(panics(2, "list_nodes")).await;
     let chief = Chief::start(&rig, "chief");
     wait("it has panicked twice", || chief.metric("tenure_controller_panics_total") == 2.0).await;
     the_node_is_drained(&rig).await;

@@ -3,7 +3,7 @@
 use crate::trace::Met;
 
 /// What replicas ask of the store.
-pub const STORE_VERBS: [&str; 31] = [
+pub const STORE_VERBS: [&str; 30] = [
     "acquire",
     "advance_drain",
     "attach",
@@ -14,17 +14,16 @@ pub const STORE_VERBS: [&str; 31] = [
     "dag_versions",
     "drain_node",
     "find_lease",
+    "limits",
     "list_leases",
+    "list_nodes",
     "load_dag",
     "load_runs",
-    "nodes",
     "occupancy",
     "open_signals",
     "orphans",
     "ping",
-    "pools",
     "present",
-    "quotas",
     "record_presence",
     "record_reports",
     "register_node",

@@ -8,7 +8,7 @@ use tenure_judge::history::{
 };
 use tenure_lease::{FenceStore, HISTORY, LeaseStore, Scope};
 use tenure_model::{RunType, ShardId, TenantId};
-use tenure_store::{AuditEntry, CONTROLLER_SCOPE, Paging, PoolRecord, SchedulingStore, TiQuery, Views};
+use tenure_store::{AuditEntry, CONTROLLER_SCOPE, Paging, PoolRecord, TiQuery, Views};
 
 use crate::workload::Workload;
 use crate::world::World;
@@ -86,8 +86,8 @@ pub async fn history(world: &World, workload: &Workload, schedule: Schedule, sha
 }
 
 async fn rooms(world: &World) -> Vec<Room> {
-    let nodes = world.store.nodes().await.expect("memory answers");
-    let pools = world.store.pools().await.expect("memory answers");
+    let nodes = world.store.list_nodes().await.expect("memory answers");
+    let pools = world.store.list_pools().await.expect("memory answers");
     let pool = |pool: PoolRecord| Room { has: pool.resources().0, of: Place::Pool(pool.name.to_string()) };
     let nodes =
         nodes.into_iter().map(|node| Room { of: Place::Node(node.node.to_string()), has: node.capacity.0 });

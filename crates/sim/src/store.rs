@@ -18,8 +18,8 @@ use tenure_model::{
     Ack, DagId, NewRun, NodeId, PoolName, Report, RunId, RunKey, RunState, ShardId, TaskId, TenantId,
 };
 use tenure_store::{
-    AttentionItem, Bid, ClearRequest, Cleared, Committed, CreateRunOutcome, DagRegistration, DagSchedule,
-    DagVersion, DagVersionName, IntentStore, LoadedRuns, MarkRequest, NodeRecord, NodeRegistration, Pass,
+    Bid, ClearRequest, Cleared, Committed, CreateRunOutcome, DagRegistration, DagSchedule, DagVersion,
+    DagVersionName, IntentStore, Limits, LoadedRuns, Look, MarkRequest, NodeRecord, NodeRegistration, Pass,
     PastRun, PoolRecord, Quota, Registered, RunView, SchedulingStore, ShardSnapshot, Share, StoreError,
     TiView, Trigger,
 };
@@ -285,8 +285,11 @@ impl SchedulingStore for RemoteStore {
     async fn shard_snapshot(&self, shard: ShardId) -> Result<ShardSnapshot, StoreError> {
         remote!(self, look "shard_snapshot", |store| => store.shard_snapshot(shard))
     }
-    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Look, StoreError> {
         remote!(self, look "attention", |store| => store.attention(shard, limit))
+    }
+    async fn limits(&self) -> Result<Limits, StoreError> {
+        remote!(self, look "limits", |store| => store.limits())
     }
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
         remote!(self, look "load_runs", |store| => store.load_runs(runs))
@@ -328,15 +331,6 @@ impl SchedulingStore for RemoteStore {
         before: Timestamp,
     ) -> Result<Option<PastRun>, StoreError> {
         remote!(self, look "past_run", |store| => store.past_run(tenant, dag, before))
-    }
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        remote!(self, look "pools", |store| => store.pools())
-    }
-    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        remote!(self, look "nodes", |store| => store.nodes())
-    }
-    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
-        remote!(self, look "quotas", |store| => store.quotas())
     }
     async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError> {
         remote!(self, look "results", |store| => store.results(run))

@@ -12,5 +12,5 @@ pub async fn a_single_shard_has_everything_and_no_shares(fresh: Fresh) {
     let owner = world.owner(ShardId(0)).await;
     world.drive(&owner, run.key, "run=running a=queued").await;
     let snapshot = world.store.shard_snapshot(ShardId(0)).await.expect("a snapshot");
-    assert_eq!((snapshot.running.len(), snapshot.pools.len(), snapshot.shares), (1, 1, vec![]));
+    assert_eq!((snapshot.running.len(), snapshot.shares), (1, vec![]));
 }

@@ -4,16 +4,16 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use tenure_model::{NodeId, Resources, ShardId, TaskState};
+use tenure_model::{NodeId, Resources, TaskState};
 use tenure_store::{
-    Attention, AuditQuery, DagActivity, Drain, DrainStage, NodeRecord, NodeRegistration, Occupancy, Paging,
-    TiQuery, Waiting, drain_scope,
+    AuditQuery, DagActivity, Drain, DrainStage, NodeRecord, NodeRegistration, Occupancy, Paging, TiQuery,
+    Waiting, drain_scope,
 };
 
+use crate::Fresh;
 use crate::harness::{
     ACTOR, NODE, World, assert_conflict, assert_fenced, assert_not_found, now, spec, tenant, user,
 };
-use crate::{Fresh, SHARDS};
 
 async fn register(world: &World, cpu: u64) -> NodeRecord {
     let node = NodeRegistration::new(NODE.into(), Resources::default().with(Resources::CPU, cpu), "1");
@@ -30,9 +30,8 @@ async fn drain(world: &World, deadline: Timestamp) -> Drain {
 }
 
 async fn stored(world: &World) -> Option<Drain> {
-    let nodes = world.store.nodes().await.expect("listed");
+    let nodes = world.store.limits().await.expect("limits").nodes;
     assert_eq!(world.store.list_nodes().await.expect("listed"), nodes);
-    assert_eq!(world.store.shard_snapshot(ShardId(0)).await.expect("snapshot").nodes, nodes);
     nodes.into_iter().next().expect("a node").drain
 }
 
@@ -59,16 +58,11 @@ pub async fn a_drain_is_kept_and_asking_again_moves_its_deadline(fresh: Fresh) {
 pub async fn drains_concern_every_shard_and_are_audited(fresh: Fresh) {
     let world = World::of(fresh);
     register(&world, 1_000).await;
-    let seen = async |shard| world.attention(shard).await.len();
-    let before = seen(ShardId(0)).await;
+    let before = world.limits_version().await;
     drain(&world, in_minutes(1)).await;
     world.store.undrain_node(&user(), &NODE.into()).await.expect("taken back");
     world.store.undrain_node(&user(), &NODE.into()).await.expect("nothing to do");
-    for shard in (0..SHARDS).map(ShardId) {
-        let items = world.attention(shard).await;
-        let news: Vec<_> = items.iter().skip(before).map(|item| &item.what).collect();
-        assert_eq!(news, [&Attention::Limits, &Attention::Limits], "{shard}");
-    }
+    assert_eq!(world.limits_version().await, before + 2);
     let all =
         AuditQuery { tenant: tenant(), dag: None, run: None, after_seq: None, paging: Paging::default() };
     let rows = world.store.list_audit(&all).await.expect("listed").items;
@@ -95,12 +89,12 @@ pub async fn only_the_holder_of_its_scope_moves_a_drain_on(fresh: Fresh) {
     let holder = world.leader(drain_scope(&node)).await;
     let guard = holder.guard().expect("a long lease");
     let advance = async |since, to| world.store.advance_drain(&guard, &node, since, to).await;
-    let before = world.attention(ShardId(1)).await.len();
+    let before = world.limits_version().await;
     assert!(!advance(since - SignedDuration::from_secs(1), DrainStage::Stopping).await.expect("another one"));
     assert!(advance(since, DrainStage::Stopping).await.expect("moved on"));
     assert!(!advance(since, DrainStage::Stopping).await.expect("it has come that far"));
     assert_eq!(stored(&world).await.expect("a drain").stage, DrainStage::Stopping);
-    assert_eq!(world.attention(ShardId(1)).await.len(), before + 1, "owners are told once");
+    assert_eq!(world.limits_version().await, before + 1, "owners are told once");
 
     world.heir_of(&holder).await;
     assert_fenced(advance(since, DrainStage::Drained).await);

@@ -224,7 +224,16 @@ impl World {
     }
 
     pub async fn attention(&self, shard: ShardId) -> Vec<AttentionItem> {
-        self.store.attention(shard, 1_000).await.expect("attention")
+        self.store.attention(shard, 1_000).await.expect("attention").items
+    }
+
+    /// The version of the limits, which every shard sees, and whoever reads them.
+    pub async fn limits_version(&self) -> u64 {
+        let version = self.store.limits().await.expect("limits").version;
+        for shard in (0..self.store.shard_count().await.expect("a count")).map(ShardId) {
+            assert_eq!(self.store.attention(shard, 1).await.expect("attention").limits, version, "{shard}");
+        }
+        version
     }
 
     pub async fn attention_of(&self, dag: &str) -> Vec<Attention> {

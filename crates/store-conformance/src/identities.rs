@@ -4,8 +4,8 @@
 use jiff::{SignedDuration, Timestamp};
 use tenure_model::{NodeId, Resources};
 use tenure_store::{
-    Attention, Join, JoinTokenRecord, NewJoinToken, NodeIdentity, NodeRegistration, RemovedNode, Renewal,
-    StoreError, Trigger,
+    Join, JoinTokenRecord, NewJoinToken, NodeIdentity, NodeRegistration, RemovedNode, Renewal, StoreError,
+    Trigger,
 };
 
 use crate::Fresh;
@@ -68,7 +68,8 @@ async fn register(world: &World, node: &str) {
 
 async fn listed(world: &World) -> Vec<(String, bool)> {
     let nodes = world.store.list_nodes().await.expect("listed");
-    assert_eq!(world.store.nodes().await.expect("read"), nodes, "schedulers and screens see the same");
+    let limits = world.store.limits().await.expect("limits");
+    assert_eq!(limits.nodes, nodes, "schedulers and screens see the same");
     nodes.into_iter().map(|node| (node.node.to_string(), !node.takes_work())).collect()
 }
 
@@ -191,10 +192,11 @@ pub async fn a_removed_node_is_listed_while_it_holds_something(fresh: Fresh) {
     let owner = world.owner_of("etl").await;
     world.drive(&owner, run.key, "run=running a=running").await;
     world.attend(&owner, "etl").await;
+    let before = world.limits_version().await;
     let removed = world.store.remove_node(&admin(4), &NODE.into()).await.expect("removed");
     assert_eq!(removed, RemovedNode { holds: 1, had_identity: false });
     assert_eq!(listed(&world).await, [(NODE.to_owned(), true)], "and gets nothing more");
-    assert_eq!(world.attention_of("etl").await, [Attention::Limits]);
+    assert_eq!(world.limits_version().await, before + 1);
     world.drive(&owner, run.key, "a=failed run=failed").await;
     assert_eq!(listed(&world).await, []);
     register(&world, NODE).await;

@@ -12,6 +12,7 @@ pub mod chores;
 pub mod drains;
 pub mod edits;
 pub mod identities;
+pub mod limits;
 pub mod orphans;
 pub mod passes;
 pub mod presence;
@@ -134,10 +135,15 @@ macro_rules! exercise {
                 what_changes_nothing_leaves_no_row,
                 rows_come_in_order_and_stay_until_attended,
                 a_stop_names_node_and_attempt,
-                limits_concern_every_shard,
                 wakes_fire_for_every_intent,
                 a_change_wakes_its_own_shard_only,
-                a_node_without_news_disturbs_nobody,
+            ],
+            limits: [
+                every_change_of_the_limits_is_the_next_version_for_every_shard,
+                what_changes_no_limit_is_no_new_version,
+                a_node_without_news_is_no_new_version,
+                a_change_of_the_limits_wakes_every_shard,
+                a_version_is_never_newer_than_what_comes_with_it,
             ],
             snapshots: [
                 a_shard_sees_its_own_dags_and_unfinished_runs_only,
@@ -260,6 +266,7 @@ mod tests {
             include_str!("drains.rs"),
             include_str!("edits.rs"),
             include_str!("identities.rs"),
+            include_str!("limits.rs"),
             include_str!("orphans.rs"),
             include_str!("passes.rs"),
             include_str!("presence.rs"),

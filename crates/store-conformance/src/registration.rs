@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use tenure_model::{PoolName, Resources, RunState, Schedule, ShardId};
+use tenure_model::{PoolName, Resources, RunState, Schedule};
 use tenure_store::{
-    Attention, AuditQuery, DagRegistration, NodeRegistration, Paging, PoolRecord, Quota, RunQuery, TiQuery,
+    AuditQuery, DagRegistration, NodeRegistration, Paging, PoolRecord, Quota, RunQuery, TiQuery,
 };
 
+use crate::Fresh;
 use crate::harness::{
     ACTOR, NODE, World, assert_conflict, assert_not_found, now, registration, spec, tenant, user,
 };
-use crate::{Fresh, SHARDS};
 
 pub async fn the_same_content_changes_nothing(fresh: Fresh) {
     let world = World::of(fresh);
@@ -158,20 +158,18 @@ pub async fn quotas_come_and_go_and_every_shard_hears_of_it(fresh: Fresh) {
         tenant: tenant.into(),
         most: Resources::default().with("gpu", gpus * 1_000),
     };
+    let before = world.limits_version().await;
     for put in [quota("fraud", 2), quota("ads", 1), quota("fraud", 3)] {
         world.store.put_quota(&user(), &put).await.expect("put");
     }
     let both = vec![quota("ads", 1), quota("fraud", 3)];
-    assert_eq!(world.store.quotas().await.expect("listed"), both);
-    for shard in (0..SHARDS).map(ShardId) {
-        let snapshot = world.store.shard_snapshot(shard).await.expect("a snapshot");
-        assert_eq!(snapshot.quotas, both);
-        let told = world.attention(shard).await;
-        assert!(told.iter().any(|item| item.what == Attention::Limits), "{shard:?} was not told");
-    }
+    assert_eq!(world.store.list_quotas().await.expect("listed"), both);
+    assert_eq!(world.store.limits().await.expect("limits").quotas, both);
+    assert_eq!(world.limits_version().await, before + 3);
     world.store.delete_quota(&user(), &"fraud".into()).await.expect("deleted");
     assert_not_found(world.store.delete_quota(&user(), &"fraud".into()).await, "fraud");
-    assert_eq!(world.store.quotas().await.expect("listed"), vec![quota("ads", 1)]);
+    assert_eq!(world.store.list_quotas().await.expect("listed"), vec![quota("ads", 1)]);
+    assert_eq!(world.store.limits().await.expect("limits").quotas, vec![quota("ads", 1)]);
 }
 
 pub async fn pools_come_and_go_but_the_default_stays(fresh: Fresh) {
@@ -182,11 +180,11 @@ pub async fn pools_come_and_go_but_the_default_stays(fresh: Fresh) {
     world.store.put_pool(&user(), &pool(PoolName::DEFAULT, 64)).await.expect("put");
     let pools = world.store.list_pools().await.expect("listed");
     assert_eq!(pools, vec![pool(PoolName::DEFAULT, 64), pool("gpu", 3)]);
-    assert_eq!(world.store.pools().await.expect("listed"), pools);
+    assert_eq!(world.store.limits().await.expect("limits").pools, pools);
     world.store.delete_pool(&user(), &"gpu".into()).await.expect("deleted");
     assert_not_found(world.store.delete_pool(&user(), &"gpu".into()).await, "gpu");
     assert_conflict(world.store.delete_pool(&user(), &PoolName::default_pool()).await, PoolName::DEFAULT);
-    assert_eq!(world.store.pools().await.expect("listed").len(), 1);
+    assert_eq!(world.store.limits().await.expect("limits").pools.len(), 1);
     let everything =
         AuditQuery { tenant: tenant(), dag: None, run: None, after_seq: None, paging: Paging::default() };
     let rows = world.store.list_audit(&everything).await.expect("listed").items;
@@ -209,9 +207,8 @@ pub async fn nodes_reappear_with_what_they_have(fresh: Fresh) {
     assert_eq!((again.capacity.get(Resources::CPU), again.registered_at), (2_000, at));
     assert_eq!(again.labels["zone"], "a");
     assert_eq!((&again.taints, &again.queues), (&node(1).taints, &node(1).queues));
-    assert_eq!(world.store.nodes().await.expect("listed"), vec![again.clone()]);
+    assert_eq!(world.store.limits().await.expect("limits").nodes, vec![again.clone()]);
     assert_eq!(world.store.list_nodes().await.expect("listed"), vec![again]);
-    assert_eq!(world.store.shard_snapshot(ShardId(0)).await.expect("snapshot").nodes.len(), 1);
 }
 
 pub async fn the_first_admin_token_that_is_offered_is_kept(fresh: Fresh) {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use tenure_model::{NodeId, TenantId};
 use tenure_store::{
-    Attention, Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken, NodeIdentity,
+    Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken, NodeIdentity,
     RemovedNode, Renewal, StoreError, Trigger, cannot_renew, digest_in_use, name_in_use, removed_since,
     unknown_join_token,
 };
@@ -198,6 +198,6 @@ fn remove(tables: &mut Tables, trigger: &Trigger, node: &NodeId) -> Result<Remov
         tables.shares.remove(&Common::Node(node).key());
     }
     tables.note(By::user(trigger), "node_removed", String::new(), Some(node.clone()));
-    tables.attend_everywhere(&Attention::Limits);
+    tables.limits_changed();
     Ok(RemovedNode { holds, had_identity })
 }

@@ -128,7 +128,7 @@ impl MemoryStore {
         work(&mut self.tables.lock().expect("no panic while holding the tables"))
     }
 
-    /// A transaction; whoever got attention is woken after it.
+    /// A transaction; whom it concerns is woken after it.
     fn write<T>(&self, work: impl FnOnce(&mut Tables) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let now = self.clock.now();
         let (done, woken) = self.read(|tables| {

@@ -6,13 +6,26 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use tenure_model::{NodeId, PoolName, Resources, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
+    AuditEntry, Common, Drain, DrainStage, Limits, NodeRecord, NodeRegistration, PoolRecord, Quota,
     StoreError, Trigger, drain_scope,
 };
 
 use crate::Authority;
 use crate::tables::Tables;
 use crate::trail::{By, entry};
+
+pub(crate) fn limits(tables: &Tables) -> Limits {
+    Limits {
+        version: tables.limits_version,
+        pools: pools(tables),
+        quotas: quotas(tables),
+        nodes: nodes(tables),
+    }
+}
+
+pub(crate) fn pools(tables: &Tables) -> Vec<PoolRecord> {
+    tables.pools.values().cloned().collect()
+}
 
 pub(crate) fn put_pool(tables: &mut Tables, trigger: &Trigger, pool: &PoolRecord) {
     let before = tables.pools.insert(pool.name.clone(), pool.clone());
@@ -76,7 +89,7 @@ pub(crate) fn quotas(tables: &Tables) -> Vec<Quota> {
 fn changed(tables: &mut Tables, trigger: &Trigger, event: &str, what: String, from: String, to: String) {
     let changed = AuditEntry { reason: Some(what), ..entry(event, from, to) };
     tables.audit(By::user(trigger), None, None, vec![changed]);
-    tables.attend_everywhere(&Attention::Limits);
+    tables.limits_changed();
 }
 
 /// Those that are nodes, and those that were removed and still hold something.
@@ -115,7 +128,7 @@ pub(crate) fn register_node(
     let news = known.is_none_or(|known| NodeRecord { registered_at: at, ..known.clone() } != record);
     tables.nodes.insert(record.node.clone(), record.clone());
     if news {
-        tables.attend_everywhere(&Attention::Limits);
+        tables.limits_changed();
     }
     record
 }
@@ -133,7 +146,7 @@ pub(crate) fn drain_node(
     let record = node_named(tables, name)?;
     record.drain = Some(Drain::asked(record.drain.as_ref(), deadline, &trigger.actor, trigger.at));
     let record = record.clone();
-    tables.attend_everywhere(&Attention::Limits);
+    tables.limits_changed();
     let drained = AuditEntry {
         node: Some(name.clone()),
         reason: Some(format!("until {deadline}")),
@@ -152,7 +165,7 @@ pub(crate) fn undrain_node(
     let was_draining = record.drain.take().is_some();
     let record = record.clone();
     if was_draining {
-        tables.attend_everywhere(&Attention::Limits);
+        tables.limits_changed();
         let undrained = AuditEntry { node: Some(name.clone()), ..entry("node_undrained", "draining", "") };
         tables.audit(By::user(trigger), None, None, vec![undrained]);
     }
@@ -171,7 +184,7 @@ pub(crate) fn advance_drain(tables: &mut Tables, name: &NodeId, since: Timestamp
     let Some(record) = tables.nodes.get_mut(name) else { return false };
     let Some(next) = record.drain.as_ref().and_then(|drain| drain.advanced(since, to)) else { return false };
     record.drain = Some(next);
-    tables.attend_everywhere(&Attention::Limits);
+    tables.limits_changed();
     true
 }
 

@@ -8,8 +8,8 @@ use serde_json::Value;
 use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId, TiKey};
 use tenure_store::{
-    AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns, NodeRecord, Pass,
-    PastRun, PoolRecord, Quota, SchedulingStore, ShardSnapshot, Share, StoreError,
+    AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, Limits, LoadedRuns, Look, Pass,
+    PastRun, SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
@@ -26,11 +26,16 @@ impl SchedulingStore for MemoryStore {
         Ok(self.read(|tables| snapshot(tables, shard)))
     }
 
-    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Look, StoreError> {
         Ok(self.read(|tables| {
             let rows = tables.attention.range((shard, i64::MIN)..=(shard, i64::MAX)).take(limit as usize);
-            rows.map(|((_, seq), what)| AttentionItem { seq: *seq, what: what.clone() }).collect()
+            let items = rows.map(|((_, seq), what)| AttentionItem { seq: *seq, what: what.clone() });
+            Look { items: items.collect(), limits: tables.limits_version }
         }))
+    }
+
+    async fn limits(&self) -> Result<Limits, StoreError> {
+        Ok(self.read(|tables| limits::limits(tables)))
     }
 
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
@@ -100,18 +105,6 @@ impl SchedulingStore for MemoryStore {
         }))
     }
 
-    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
-        Ok(self.read(|tables| limits::quotas(tables)))
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        Ok(self.read(|tables| tables.pools.values().cloned().collect()))
-    }
-
-    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        Ok(self.read(|tables| limits::nodes(tables)))
-    }
-
     async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError> {
         Ok(self.read(|tables| {
             let Some(run) = tables.runs.get(&run) else { return vec![] };
@@ -159,9 +152,6 @@ fn snapshot(tables: &Tables, shard: ShardId) -> ShardSnapshot {
         running: vec![],
         queued: vec![],
         unreadable: vec![],
-        pools: tables.pools.values().cloned().collect(),
-        quotas: limits::quotas(tables),
-        nodes: limits::nodes(tables),
         shares: shares::of_shard(tables, shard),
     };
     for key in tables.unfinished(Some(shard)) {

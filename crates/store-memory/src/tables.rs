@@ -37,7 +37,8 @@ pub(crate) struct Tables {
     pub(crate) attention: BTreeMap<(ShardId, i64), Attention>,
     pub(crate) attention_of: BTreeMap<i64, ShardId>,
     pub(crate) last_attention: i64,
-    /// Who got attention in this transaction.
+    pub(crate) limits_version: u64,
+    /// Whom this transaction concerns.
     pub(crate) woken: BTreeSet<ShardId>,
     pub(crate) pools: BTreeMap<PoolName, PoolRecord>,
     pub(crate) quotas: BTreeMap<TenantId, Resources>,
@@ -133,6 +134,7 @@ impl Tables {
             attention: BTreeMap::new(),
             attention_of: BTreeMap::new(),
             last_attention: 0,
+            limits_version: 0,
             woken: BTreeSet::new(),
             pools: BTreeMap::from([(pool, record)]),
             quotas: BTreeMap::new(),

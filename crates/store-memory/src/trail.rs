@@ -63,8 +63,9 @@ impl Tables {
     }
 
     /// For what concerns every owner.
-    pub(crate) fn attend_everywhere(&mut self, what: &Attention) {
-        (0..self.shards).for_each(|shard| self.attend(ShardId(shard), what.clone()));
+    pub(crate) fn limits_changed(&mut self) {
+        self.limits_version += 1;
+        self.woken.extend((0..self.shards).map(ShardId));
     }
 
     pub(crate) fn attended(&mut self, seq: i64) {

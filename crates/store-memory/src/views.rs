@@ -10,7 +10,8 @@ use serde_json::Value;
 use tenure_model::{DagId, RunId, RunState, TaskId, TaskState, TenantId, TiKey};
 use tenure_store::{
     AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
-    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
+    PresenceView, Quota, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    Waiting,
 };
 
 use crate::MemoryStore;
@@ -95,7 +96,11 @@ impl Views for MemoryStore {
     }
 
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        Ok(self.read(|tables| tables.pools.values().cloned().collect()))
+        Ok(self.read(|tables| limits::pools(tables)))
+    }
+
+    async fn list_quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        Ok(self.read(|tables| limits::quotas(tables)))
     }
 
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {

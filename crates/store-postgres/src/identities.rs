@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use tenure_model::{NodeId, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken,
-    NodeIdentity, RemovedNode, Renewal, StoreError, Trigger, cannot_renew, digest_in_use, name_in_use,
-    removed_since, unknown_join_token,
+    AuditEntry, Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken, NodeIdentity,
+    RemovedNode, Renewal, StoreError, Trigger, cannot_renew, digest_in_use, name_in_use, removed_since,
+    unknown_join_token,
 };
 
 use crate::deed::Deed;
@@ -280,7 +280,7 @@ async fn remove(deed: &Deed<'_>, trigger: &Trigger, node: &NodeId) -> Result<Rem
         deed.session.execute(FORGET_SHARES, &[&gone]).await?;
     }
     note(deed, trigger, "node_removed", String::new(), Some(node.clone())).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await?;
+    deed.limits_changed();
     Ok(RemovedNode { holds, had_identity })
 }
 

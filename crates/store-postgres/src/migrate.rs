@@ -10,7 +10,7 @@ use crate::errors;
 use crate::session::Session;
 
 /// In order; a migration that was released never changes.
-const MIGRATIONS: [(&str, &str); 7] = [
+const MIGRATIONS: [(&str, &str); 8] = [
     ("start", include_str!("../migrations/0001_start.sql")),
     ("lease_history", LEASES),
     ("cluster", include_str!("../migrations/0003_cluster.sql")),
@@ -18,6 +18,7 @@ const MIGRATIONS: [(&str, &str); 7] = [
     ("identities", include_str!("../migrations/0005_identities.sql")),
     ("drain", include_str!("../migrations/0006_drain.sql")),
     ("quotas", include_str!("../migrations/0007_quotas.sql")),
+    ("limits", include_str!("../migrations/0008_limits.sql")),
 ];
 
 /// What leases need, also in a database that is not Tenure's. The next change to their tables is a migration of

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tenure_lease::{EpochGuard, with_causes};
 use tenure_model::{DagId, NodeId, RunKey, RunState, ShardId, TaskId, TaskState, TenantId};
 use tenure_store::{
-    Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns,
-    NodeRecord, Pass, PastRun, PoolRecord, Quota, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot,
-    Share, StoreError,
+    Attention, AttentionItem, Bid, CachedTi, Committed, DagSchedule, DagVersion, DagVersionName, Limits,
+    LoadedRuns, Look, Pass, PastRun, RunHeader, RunSnapshot, SchedulingStore, ShardSnapshot, Share,
+    StoreError,
 };
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -21,7 +21,7 @@ use tokio_postgres::types::ToSql;
 use crate::rows::{self, Cells};
 use crate::session::{CLOSE, SNAPSHOT, Session};
 use crate::versions;
-use crate::{PostgresStore, presence, shares};
+use crate::{PostgresStore, errors, presence, shares};
 
 pub(crate) const SHARD_DAGS: &str =
     concat!("SELECT ", rows::dag_columns!(), " FROM dags d WHERE d.shard = $1 ORDER BY d.tenant, d.dag_id");
@@ -36,7 +36,11 @@ pub(crate) const SHARD_TIS: &str = concat!(
     " FROM runs r JOIN task_instances t ON t.run = r.key WHERE r.shard = $1 AND r.state = 'running'
     ORDER BY t.run, t.task_no, t.map_index"
 );
-pub(crate) const ATTENTION: &str = "SELECT seq, what FROM attention WHERE shard = $1 ORDER BY seq LIMIT $2";
+/// The version of the limits, with each item or, where there are none, alone.
+pub(crate) const LOOK: &str = "SELECT l.version, a.seq, a.what FROM limits l LEFT JOIN (
+        SELECT seq, what FROM attention WHERE shard = $1 ORDER BY seq LIMIT $2
+    ) a ON true WHERE l.id = 1 ORDER BY a.seq";
+const LIMITS_VERSION: &str = "SELECT version FROM limits WHERE id = 1";
 pub(crate) const RUNS: &str =
     concat!("SELECT ", rows::run_columns!(), " FROM runs r WHERE r.key = ANY($1) ORDER BY r.key");
 pub(crate) const RUN_TIS: &str = concat!(
@@ -73,18 +77,17 @@ impl SchedulingStore for PostgresStore {
         Ok(snapshot)
     }
 
-    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Look, StoreError> {
         let (shard, limit) = (i32::from(shard.0), i64::from(limit));
-        let rows = Session::once(&self.pool, "reading attention", ATTENTION, &[&shard, &limit]).await?;
-        let item = |cells: &mut Cells<'_>| {
-            let seq = cells.take()?;
-            // What this release does not know must not keep it from the rest, and has to go some day: the owner
-            // looks at its limits, which costs little, and attends to the row.
-            let unknown = |error: &StoreError| tracing::warn!("attention {seq}: {}", with_causes(error));
-            let what = cells.json("what it says").inspect_err(unknown).unwrap_or(Attention::Limits);
-            Ok(AttentionItem { seq, what })
-        };
-        rows::all(&rows, item)
+        let rows = Session::once(&self.pool, "reading attention", LOOK, &[&shard, &limit]).await?;
+        look(&rows)
+    }
+
+    async fn limits(&self) -> Result<Limits, StoreError> {
+        let session = Session::borrow(&self.pool, "reading limits").await?;
+        let limits = limits(&session).await?;
+        session.give_back();
+        Ok(limits)
     }
 
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
@@ -146,18 +149,6 @@ impl SchedulingStore for PostgresStore {
         session.finish(outcome).await
     }
 
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        rows::all(&Session::once(&self.pool, "reading pools", rows::POOLS, &[]).await?, rows::pool)
-    }
-
-    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
-        rows::all(&Session::once(&self.pool, "reading quotas", rows::QUOTAS, &[]).await?, rows::quota)
-    }
-
-    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        rows::all(&Session::once(&self.pool, "reading nodes", rows::NODES, &[]).await?, rows::node)
-    }
-
     async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError> {
         let rows = Session::once(&self.pool, "reading results", RESULTS, &[&run.0]).await?;
         rows::all(&rows, |cells| Ok((cells.text()?, cells.take()?, cells.json("a result")?)))
@@ -173,7 +164,7 @@ impl SchedulingStore for PostgresStore {
 }
 
 async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, StoreError> {
-    let shared = [rows::POOLS, rows::QUOTAS, rows::NODES, shares::OF_SHARD];
+    let shared = [shares::POOLS_OF_SHARD, shares::QUOTAS_OF_SHARD, shares::NODES_OF_SHARD, shares::OF_SHARD];
     session.prepare(&[SHARD_DAGS, SHARD_RUNS, SHARD_TIS]).await?;
     session.prepare(&shared).await?;
     let of_shard: [&(dyn ToSql + Sync); 1] = [&shard];
@@ -182,9 +173,9 @@ async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, 
         session.rows(SHARD_DAGS, &of_shard),
         session.rows(SHARD_RUNS, &of_shard),
         session.rows(SHARD_TIS, &of_shard),
-        session.rows(rows::POOLS, &[]),
-        session.rows(rows::QUOTAS, &[]),
-        session.rows(rows::NODES, &[]),
+        session.rows(shares::POOLS_OF_SHARD, &of_shard),
+        session.rows(shares::QUOTAS_OF_SHARD, &of_shard),
+        session.rows(shares::NODES_OF_SHARD, &of_shard),
         session.rows(shares::OF_SHARD, &of_shard),
         session.batch(CLOSE),
     )?;
@@ -201,9 +192,42 @@ async fn shard_snapshot(session: &Session, shard: i32) -> Result<ShardSnapshot, 
         queued,
         unreadable: unreadable.into_iter().collect(),
         shares: shares::of_shard(&held, ShardId(shard as u16), shares::totals(&pools, &quotas, &nodes)),
-        pools,
-        quotas,
-        nodes,
+    })
+}
+
+fn look(rows: &[Row]) -> Result<Look, StoreError> {
+    let item = |cells: &mut Cells<'_>| {
+        let _version: i64 = cells.take()?;
+        let Some(seq) = cells.take::<Option<i64>>()? else { return Ok(None) };
+        // What this release does not know must not keep it from the rest, and has to go some day.
+        let unknown = |error: &StoreError| tracing::warn!("attention {seq}: {}", with_causes(error));
+        let what = cells.json("what it says").inspect_err(unknown).unwrap_or(Attention::Unknown);
+        Ok(Some(AttentionItem { seq, what }))
+    };
+    let items = rows::all(rows, item)?.into_iter().flatten().collect();
+    Ok(Look { items, limits: limits_version(rows)? })
+}
+
+fn limits_version(rows: &[Row]) -> Result<u64, StoreError> {
+    let missing = || errors::corrupt("the version of the limits", "its row is missing");
+    Cells::of(rows.first().ok_or_else(missing)?).big_number()
+}
+
+async fn limits(session: &Session) -> Result<Limits, StoreError> {
+    session.prepare(&[LIMITS_VERSION, rows::POOLS, rows::QUOTAS, rows::NODES]).await?;
+    let (_, version, pools, quotas, nodes, _) = try_join!(
+        session.batch(SNAPSHOT),
+        session.rows(LIMITS_VERSION, &[]),
+        session.rows(rows::POOLS, &[]),
+        session.rows(rows::QUOTAS, &[]),
+        session.rows(rows::NODES, &[]),
+        session.batch(CLOSE),
+    )?;
+    Ok(Limits {
+        version: limits_version(&version)?,
+        pools: rows::readable(&pools, "a pool", rows::pool),
+        quotas: rows::readable(&quotas, "a quota", rows::quota),
+        nodes: rows::readable(&nodes, "a node", rows::node),
     })
 }
 

@@ -371,13 +371,15 @@ macro_rules! held {
 pub(crate) use held;
 
 /// One that was removed is there while it holds something, and gets nothing more.
-pub(crate) const NODES: &str = concat!(
-    "SELECT ",
-    node_columns!(),
-    " FROM nodes n WHERE removed_at IS NULL OR (",
-    held!("n.node"),
-    ") > 0 ORDER BY node"
-);
+macro_rules! listed {
+    () => {
+        concat!("n.removed_at IS NULL OR (", crate::rows::held!("n.node"), ") > 0")
+    };
+}
+pub(crate) use listed;
+
+pub(crate) const NODES: &str =
+    concat!("SELECT ", node_columns!(), " FROM nodes n WHERE ", listed!(), " ORDER BY node");
 
 pub(crate) fn node(cells: &mut Cells<'_>) -> Result<NodeRecord, StoreError> {
     Ok(NodeRecord {

@@ -36,6 +36,21 @@ const FORGET: &str = "DELETE FROM shares WHERE shard = $1 AND what = ANY($2)";
 pub(crate) const OF_SHARD: &str =
     "SELECT s.what, s.shard, s.amount, s.wanted FROM shares o JOIN shares s USING (what)
     WHERE o.shard = $1 ORDER BY s.what, s.shard";
+/// These three: what there is of what the shard has some of. A name follows `pool/`, `quota/` or `node/`.
+pub(crate) const POOLS_OF_SHARD: &str = "SELECT p.name, p.slots, p.description
+    FROM shares o JOIN pools p ON p.name = substr(o.what, 6)
+    WHERE o.shard = $1 AND o.what LIKE 'pool/%' ORDER BY p.name";
+pub(crate) const QUOTAS_OF_SHARD: &str = "SELECT q.tenant, q.most
+    FROM shares o JOIN quotas q ON q.tenant = substr(o.what, 7) COLLATE \"default\"
+    WHERE o.shard = $1 AND o.what LIKE 'quota/%' ORDER BY q.tenant";
+pub(crate) const NODES_OF_SHARD: &str = concat!(
+    "SELECT ",
+    rows::node_columns!(),
+    " FROM shares o JOIN nodes n ON n.node = substr(o.what, 6)
+    WHERE o.shard = $1 AND o.what LIKE 'node/%' AND (",
+    rows::listed!(),
+    ") ORDER BY n.node"
+);
 
 pub(crate) async fn trade(
     store: &PostgresStore,

@@ -9,7 +9,8 @@ use serde_json::Value;
 use tenure_model::{DagId, RunId, TaskId, TaskState, TenantId, TiKey};
 use tenure_store::{
     AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
-    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
+    PresenceView, Quota, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    Waiting,
 };
 use tokio_postgres::types::Type;
 
@@ -245,6 +246,10 @@ impl Views for PostgresStore {
 
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         rows::all(&self.read("listing pools", rows::POOLS, &[]).await?, rows::pool)
+    }
+
+    async fn list_quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        rows::all(&self.read("listing quotas", rows::QUOTAS, &[]).await?, rows::quota)
     }
 
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {

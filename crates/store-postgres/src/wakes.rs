@@ -50,19 +50,33 @@ impl Wakes {
         shards.iter().for_each(|shard| touch(self.shards.of(*shard)));
     }
 
+    pub(crate) fn wake_all(&self) {
+        self.shards.wake_all();
+    }
+
     /// What to tell the other processes.
     pub(crate) fn note(&self, shards: &BTreeSet<ShardId>) -> String {
         note(&self.origin, shards)
     }
+
+    /// What to tell them of that which concerns every shard.
+    pub(crate) fn note_to_all(&self) -> String {
+        note_to_all(&self.origin)
+    }
 }
 
-/// `17 0,3`: who says it, and whom it concerns. `17 *` concerns everybody.
+/// `17 0,3`: who says it, and whom it concerns.
 fn note(origin: &str, shards: &BTreeSet<ShardId>) -> String {
     if shards.len() > MOST_NAMED {
-        return format!("{origin} *");
+        return note_to_all(origin);
     }
     let numbers: Vec<String> = shards.iter().map(|shard| shard.0.to_string()).collect();
     format!("{origin} {}", numbers.join(","))
+}
+
+/// `17 *` concerns everybody.
+fn note_to_all(origin: &str) -> String {
+    format!("{origin} *")
 }
 
 struct Shards {

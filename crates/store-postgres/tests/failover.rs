@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{SOON, client, store, user};
-use tenure_store::{IntentStore, PoolRecord, SchedulingStore, StoreError};
+use tenure_store::{IntentStore, PoolRecord, StoreError, Views};
 use tenure_testkit::{Postgres, Settings, wait_for};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
@@ -55,6 +55,6 @@ async fn a_promoted_standby_is_written_to_and_the_old_primary_is_left() {
     assert!(refusals <= 4, "each connection finds out once: {refusals}");
     assert!(has_pool(&new, "after").await, "it is on the promoted one");
     assert!(!has_pool(&old, "after").await, "and not on the other");
-    let seen = store.pools().await.expect("read");
+    let seen = store.list_pools().await.expect("read");
     assert!(seen.iter().any(|pool| pool.name.as_str() == "after"), "and it is read from there");
 }

@@ -41,7 +41,7 @@ const HISTORY: &str = "
     INSERT INTO results SELECT run, task_no, map_index, tenant, '1' FROM task_instances;
     INSERT INTO audit (at, tenant, dag_id, run_id, actor, entries)
         SELECT ended_at, tenant, dag_id, run_id, 'x', '[]' FROM runs, generate_series(1, 3);
-    INSERT INTO attention (shard, what) SELECT 1 + n % 7, '{\"type\":\"limits\"}' FROM generate_series(1, 3000) n;
+    INSERT INTO attention (shard, what) SELECT 1 + n % 7, '{\"type\":\"run\",\"run\":1}' FROM generate_series(1, 3000) n;
     ANALYZE";
 
 #[tokio::test]
@@ -160,7 +160,8 @@ async fn scans(observer: &Client) -> BTreeMap<String, i64> {
 async fn schedule(ours: &PostgresStore, tenure: &tenure_lease::Tenure, round: i64) {
     let run = trigger(ours, "etl", &format!("r{round}")).await;
     ours.shard_snapshot(ShardId(0)).await.unwrap();
-    let attention = ours.attention(ShardId(0), 100).await.unwrap();
+    ours.limits().await.unwrap();
+    let attention = ours.attention(ShardId(0), 100).await.unwrap().items;
     let snapshot = load(ours, run.key).await;
     let date = now() + jiff::SignedDuration::from_hours(round);
     let due = NewRun { logical_date: Some(date), ..new_run("etl", &format!("due-{round}")) };

@@ -135,10 +135,11 @@ async fn attention_that_this_release_does_not_know_keeps_nobody_from_the_rest() 
     let ours = store(&database.url, 2).await;
     let sql =
         "INSERT INTO attention (shard, what) VALUES (0, '{\"type\":\"from_the_future\"}'), (0, 'nonsense'),
+        (0, '{\"type\":\"limits\"}'),
         (0, '{\"type\":\"run\",\"run\":7}')";
     client(&database.url).await.batch_execute(sql).await.unwrap();
-    let items = ours.attention(tenure_model::ShardId(0), 10).await.unwrap();
+    let items = ours.attention(tenure_model::ShardId(0), 10).await.unwrap().items;
     let what: Vec<_> = items.into_iter().map(|item| item.what).collect();
     let run = Attention::Run { run: tenure_model::RunKey(7) };
-    assert_eq!(what, [Attention::Limits, Attention::Limits, run]);
+    assert_eq!(what, [Attention::Unknown, Attention::Unknown, Attention::Unknown, run]);
 }

@@ -27,7 +27,7 @@ const LIFE: &str = r#"
         FROM unnest(ARRAY['success', 'running', 'queued']) AS state;
     INSERT INTO task_instances (run, task_no, map_index, tenant, task_id, pool, state, try_number, max_tries)
         SELECT key, 0, -1, 'default', 't0', 'default_pool', 'none', 0, 0 FROM runs;
-    INSERT INTO attention (shard, what) VALUES (1, '{"type":"limits"}');
+    INSERT INTO attention (shard, what) VALUES (1, '{"type":"limits"}'), (1, '{"type":"run","run":1}');
     INSERT INTO nodes VALUES ('n1', '{"cpu":4000}', '{}', '0.1.0', now(), false);
     INSERT INTO leases (scope, holder_name, holder_instance, term, epoch, duration_ms, acquired_at, renewed_at,
             expires_at, released, resource_version, transitions, note)
@@ -47,8 +47,14 @@ async fn a_database_of_the_release_before_is_upgraded_in_place() {
     assert_eq!(ours.shard_count().await.unwrap(), 2);
     let snapshot = ours.shard_snapshot(ShardId(1)).await.unwrap();
     assert_eq!((snapshot.running.len(), snapshot.queued.len(), snapshot.unreadable.len()), (1, 1, 0));
-    assert_eq!((snapshot.dags.len(), snapshot.nodes.len(), snapshot.shares.len()), (1, 1, 0));
-    assert_eq!(ours.attention(ShardId(1), 10).await.unwrap().len(), 1);
+    assert_eq!((snapshot.dags.len(), snapshot.shares.len()), (1, 0));
+    let (look, limits) = (ours.attention(ShardId(1), 10).await.unwrap(), ours.limits().await.unwrap());
+    assert_eq!(
+        (look.items.len(), limits.nodes.len()),
+        (1, 1),
+        "what it said of limits is said by their version"
+    );
+    assert_eq!(look.limits, limits.version);
     let orphans = ours.orphans(ShardId(1), now() + jiff::SignedDuration::from_hours(1), 10).await.unwrap();
     assert_eq!(orphans, [snapshot.running[0].header.key]);
     let nodes = ours.list_nodes().await.unwrap();

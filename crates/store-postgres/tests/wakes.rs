@@ -4,7 +4,7 @@ mod common;
 
 use common::{SOON, dags_of_shards, register, sharded, store, trigger, user};
 use tenure_model::ShardId;
-use tenure_store::{IntentStore, PoolRecord, SchedulingStore};
+use tenure_store::{IntentStore, PoolRecord, SchedulingStore, Views};
 use tenure_testkit::{Postgres, Settings, wait_for};
 use tokio::sync::watch;
 
@@ -79,7 +79,7 @@ async fn a_listener_finds_its_way_back_after_a_restart() {
     register(&ours, "etl", 1).await;
     wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "before").await;
     server.restart_immediately();
-    wait_for("the server", SOON, || async { ours.pools().await.ok() }).await;
+    wait_for("the server", SOON, || async { ours.list_pools().await.ok() }).await;
     wakes_across(&ours, &mut theirs.wakes(ShardId(0)), "after").await;
 }
 

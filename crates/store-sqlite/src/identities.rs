@@ -5,16 +5,16 @@ use jiff::{SignedDuration, Timestamp};
 use rusqlite::{Connection, params};
 use tenure_model::{NodeId, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken,
-    NodeIdentity, RemovedNode, Renewal, StoreError, Trigger, cannot_renew, digest_in_use, name_in_use,
-    removed_since, unknown_join_token,
+    AuditEntry, Common, IdentityStore, Join, JoinTokenRecord, LONGEST_JOIN_TOKEN, NewJoinToken, NodeIdentity,
+    RemovedNode, Renewal, StoreError, Trigger, cannot_renew, digest_in_use, name_in_use, removed_since,
+    unknown_join_token,
 };
 
 use crate::errors::Fail;
 use crate::rows::{At, Cells, all, kept, one};
 use crate::trail::{self, By};
 use crate::writer::Tx;
-use crate::{Office, SqliteStore};
+use crate::{Office, SqliteStore, limits};
 
 macro_rules! tokens {
     () => {
@@ -265,7 +265,7 @@ fn remove(tx: &Tx<'_>, office: &Office, trigger: &Trigger, node: &NodeId) -> Res
         tx.prepare_cached("DELETE FROM shares WHERE what = ?1")?.execute([Common::Node(gone).key()])?;
     }
     note(tx, By::user(trigger), "node_removed", String::new(), Some(node.clone()))?;
-    trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
+    limits::next_version(tx, office)?;
     Ok(RemovedNode { holds: holds.unwrap_or(0) as u64, had_identity })
 }
 

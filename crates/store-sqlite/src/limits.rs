@@ -2,10 +2,10 @@
 
 use jiff::Timestamp;
 use rusqlite::{Connection, params};
-use tenure_model::{NodeId, PoolName, TenantId};
+use tenure_model::{NodeId, PoolName, ShardId, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
-    Trigger, drain_scope,
+    AuditEntry, Common, Drain, DrainStage, Limits, NodeRecord, NodeRegistration, PoolRecord, Quota, Trigger,
+    drain_scope,
 };
 
 use crate::Office;
@@ -15,6 +15,26 @@ use crate::leases::{Authority, check_fence};
 use crate::rows::{At, all, node, node_columns, one, pool, quota};
 use crate::trail::{self, By};
 use crate::writer::Tx;
+
+pub(crate) const VERSION: &str = "SELECT version FROM limits WHERE id = 1";
+
+pub(crate) fn version(conn: &Connection) -> Result<u64, Fail> {
+    let found = one(&mut conn.prepare_cached(VERSION)?, [], |cells| cells.take::<i64>())?;
+    found
+        .map(|version| version as u64)
+        .ok_or_else(|| Fail::corrupt("the version of the limits", "it is missing"))
+}
+
+/// For what concerns every owner.
+pub(crate) fn next_version(tx: &Tx<'_>, office: &Office) -> Result<(), Fail> {
+    tx.prepare_cached("UPDATE limits SET version = version + 1 WHERE id = 1")?.execute([])?;
+    (0..office.shards).for_each(|shard| tx.wake(ShardId(shard)));
+    Ok(())
+}
+
+pub(crate) fn limits(conn: &Connection) -> Result<Limits, Fail> {
+    Ok(Limits { version: version(conn)?, pools: pools(conn)?, quotas: quotas(conn)?, nodes: nodes(conn)? })
+}
 
 pub(crate) fn pools(conn: &Connection) -> Result<Vec<PoolRecord>, Fail> {
     all(&mut conn.prepare_cached("SELECT name, slots, description FROM pools ORDER BY name")?, [], pool)
@@ -116,7 +136,7 @@ fn changed(
 ) -> Result<(), Fail> {
     let entry = AuditEntry { reason: Some(what), ..trail::entry(event, from, to) };
     trail::audit(tx, By::user(trigger), None, None, &[entry])?;
-    trail::attention_everywhere(tx, office.shards, &Attention::Limits)
+    next_version(tx, office)
 }
 
 /// A node that was being drained still is: a restart of its agent is no reason to send it work. Every replica
@@ -154,7 +174,7 @@ pub(crate) fn register_node(
     let values = params![name.as_str(), capacity, labels, taints, queues, version, At(at)];
     let record = one(&mut put, values, node)?;
     if news {
-        trail::attention_everywhere(tx, office.shards, &Attention::Limits)?;
+        next_version(tx, office)?;
     }
     Ok(record.expect("an upsert returns its row"))
 }
@@ -171,7 +191,7 @@ fn put_drain(tx: &Tx<'_>, office: &Office, name: &NodeId, drain: Option<&Drain>)
     let mut update =
         tx.prepare_cached("UPDATE nodes SET drain = ?2, draining = ?2 IS NOT NULL WHERE node = ?1")?;
     update.execute(params![name.as_str(), text])?;
-    trail::attention_everywhere(tx, office.shards, &Attention::Limits)
+    next_version(tx, office)
 }
 
 pub(crate) fn drain_node(

@@ -7,7 +7,7 @@
 use rusqlite::{Connection, TransactionBehavior};
 
 /// In order; a released step is never edited, the next one is appended.
-const STEPS: [&str; 7] = [
+const STEPS: [&str; 8] = [
     include_str!("../migrations/0001_initial.sql"),
     concat!(
         include_str!("../migrations/0002_set_fences_aside.sql"),
@@ -19,6 +19,7 @@ const STEPS: [&str; 7] = [
     include_str!("../migrations/0005_identities.sql"),
     include_str!("../migrations/0006_drain.sql"),
     include_str!("../migrations/0007_quotas.sql"),
+    include_str!("../migrations/0008_limits.sql"),
 ];
 /// The same for a file that holds nothing but leases.
 const LEASE_STEPS: [&str; 1] = [include_str!("../migrations/leases_0001.sql")];
@@ -170,5 +171,21 @@ mod tests {
         assert_eq!(epoch, 1842);
         let left_over = "SELECT count(*) FROM sqlite_schema WHERE name = 'fences_before'";
         assert_eq!(conn.query_row(left_over, [], |row| row.get(0)), Ok(0));
+    }
+
+    #[test]
+    fn what_every_shard_was_told_of_the_limits_is_said_by_their_version() {
+        let mut conn = Connection::open_in_memory().expect("memory");
+        take_steps(&mut conn, STATE, &STEPS[..7], |tx| seed(tx, 1)).expect("as the release before did");
+        let told =
+            r#"INSERT INTO attention (shard, what) VALUES (0, '{"type":"limits"}'), (0, '{"type":"dag"}')"#;
+        conn.execute(told, []).expect("written");
+        migrate(&mut conn, 1).expect("migrated");
+        let kept: Vec<String> = conn
+            .prepare("SELECT what FROM attention")
+            .and_then(|mut select| select.query_map([], |row| row.get(0))?.collect())
+            .expect("read");
+        assert_eq!(kept, [r#"{"type":"dag"}"#]);
+        assert_eq!(conn.query_row("SELECT count(*) FROM limits", [], |row| row.get(0)), Ok(1));
     }
 }

@@ -9,8 +9,8 @@ use serde_json::Value;
 use tenure_lease::EpochGuard;
 use tenure_model::{DagId, NodeId, RunKey, ShardId, TaskId, TenantId};
 use tenure_store::{
-    AttentionItem, Bid, Committed, DagSchedule, DagVersion, DagVersionName, LoadedRuns, NodeRecord, Pass,
-    PastRun, PoolRecord, Quota, SchedulingStore, ShardSnapshot, Share, StoreError,
+    Bid, Committed, DagSchedule, DagVersion, DagVersionName, Limits, LoadedRuns, Look, Pass, PastRun,
+    SchedulingStore, ShardSnapshot, Share, StoreError,
 };
 use tokio::sync::watch;
 
@@ -29,8 +29,12 @@ impl SchedulingStore for SqliteStore {
         self.read("reading a shard", move |conn, _| snapshot::shard(conn, shard)).await
     }
 
-    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError> {
-        self.read("reading attention", move |conn, _| snapshot::attention(conn, shard, limit)).await
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Look, StoreError> {
+        self.read("reading attention", move |conn, _| snapshot::look(conn, shard, limit)).await
+    }
+
+    async fn limits(&self) -> Result<Limits, StoreError> {
+        self.read("reading limits", |conn, _| limits::limits(conn)).await
     }
 
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError> {
@@ -95,18 +99,6 @@ impl SchedulingStore for SqliteStore {
         let (tenant, dag, before) = (tenant.clone(), dag.clone(), before.as_microsecond());
         self.read("reading the past run", move |conn, _| snapshot::past_run(conn, &tenant, &dag, before))
             .await
-    }
-
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
-        self.read("reading pools", |conn, _| limits::pools(conn)).await
-    }
-
-    async fn quotas(&self) -> Result<Vec<Quota>, StoreError> {
-        self.read("reading quotas", |conn, _| limits::quotas(conn)).await
-    }
-
-    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        self.read("reading nodes", |conn, _| limits::nodes(conn)).await
     }
 
     async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError> {

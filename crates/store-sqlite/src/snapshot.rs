@@ -5,7 +5,7 @@ use rusqlite::{Connection, params};
 use serde_json::Value;
 use tenure_model::{DagId, RunKey, RunState, ShardId, TaskId, TenantId, TiKey, VersionHash};
 use tenure_store::{
-    AttentionItem, CachedTi, DagSchedule, DagVersion, DagVersionName, LoadedRuns, PastRun, RunHeader,
+    AttentionItem, CachedTi, DagSchedule, DagVersion, DagVersionName, LoadedRuns, Look, PastRun, RunHeader,
     RunSnapshot, ShardSnapshot,
 };
 
@@ -24,9 +24,6 @@ pub(crate) fn shard(conn: &Connection, shard: ShardId) -> Result<ShardSnapshot, 
         running: vec![],
         queued: vec![],
         unreadable: vec![],
-        pools: limits::pools(conn)?,
-        quotas: limits::quotas(conn)?,
-        nodes: limits::nodes(conn)?,
         shares: shares::of_shard(conn, shard)?,
     };
     for (key, header) in unfinished(conn, shard)? {
@@ -100,11 +97,12 @@ pub(crate) fn with_tasks(conn: &Connection, header: RunHeader) -> Result<RunSnap
     Ok(RunSnapshot { header, tis })
 }
 
-pub(crate) fn attention(conn: &Connection, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, Fail> {
+pub(crate) fn look(conn: &Connection, shard: ShardId, limit: u32) -> Result<Look, Fail> {
     let item = |cells: &mut Cells<'_>| {
         Ok(AttentionItem { seq: cells.take()?, what: cells.json("an attention row")? })
     };
-    all(&mut conn.prepare_cached(sql::ATTENTION)?, (shard.0, limit), item)
+    let items = all(&mut conn.prepare_cached(sql::ATTENTION)?, (shard.0, limit), item)?;
+    Ok(Look { items, limits: limits::version(conn)? })
 }
 
 pub(crate) fn dag(conn: &Connection, tenant: &TenantId, dag: &DagId) -> Result<Option<DagSchedule>, Fail> {
@@ -193,12 +191,13 @@ mod sql {
          WHERE r.run = ?1 ORDER BY r.task_no, r.map_index";
 
     #[cfg(test)]
-    pub(super) const ALL: [&str; 15] = [
+    pub(super) const ALL: [&str; 16] = [
         DAGS_OF_SHARD,
         UNFINISHED,
         RUN,
         TASK,
         ORPHANS,
+        crate::limits::VERSION,
         crate::shares::OF_SHARD,
         crate::shares::OF_ONE,
         crate::chores::OLD_RUNS,

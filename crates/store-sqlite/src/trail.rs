@@ -65,8 +65,3 @@ pub(crate) fn attention(tx: &Tx<'_>, shard: ShardId, what: &Attention) -> Result
     tx.wake(shard);
     Ok(())
 }
-
-/// For what concerns every owner.
-pub(crate) fn attention_everywhere(tx: &Tx<'_>, shards: u16, what: &Attention) -> Result<(), Fail> {
-    (0..shards).try_for_each(|shard| attention(tx, ShardId(shard), what))
-}

@@ -14,7 +14,8 @@ use serde_json::Value;
 use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
 use tenure_store::{
     AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
-    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
+    PresenceView, Quota, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    Waiting,
 };
 
 use crate::{SqliteStore, limits};
@@ -99,6 +100,10 @@ impl Views for SqliteStore {
 
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         self.read("listing pools", |conn, _| limits::pools(conn)).await
+    }
+
+    async fn list_quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        self.read("listing quotas", |conn, _| limits::quotas(conn)).await
     }
 
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {

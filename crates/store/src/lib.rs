@@ -2,8 +2,9 @@
 //!
 //! Five traits, five kinds of caller: [`SchedulingStore`] for the owner of a shard (its writes are
 //! fenced), [`IntentStore`] for users and agents (guarded by the state they expect, and every change
-//! that an owner must notice leaves an *attention* row in the same transaction), [`ChoreStore`] for the
-//! controller that tidies up, [`IdentityStore`] for the door that nodes come in by, [`Views`] for screens.
+//! that an owner must notice leaves an *attention* row in the same transaction, or a new version of the
+//! [`Limits`], which concern every owner), [`ChoreStore`] for the controller that tidies up, [`IdentityStore`]
+//! for the door that nodes come in by, [`Views`] for screens.
 //! SQL lives in the crates that implement them; `tenure-store-conformance` holds them to one behaviour.
 //!
 //! How writers are kept apart: a run has a `revision` that every transaction touching the run or its
@@ -40,8 +41,9 @@ pub use intent::{
 };
 pub use scheduling::{
     Attention, AttentionItem, AuditEntry, Bid, CachedTi, Committed, Common, DagSchedule, DagVersion,
-    DagVersionName, LoadedRuns, NewRunOutcome, Pass, PastRun, RunChange, RunHeader, RunSnapshot,
-    ScheduleChange, SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord, fallen,
+    DagVersionName, Limits, LoadedRuns, Look, NewRunOutcome, Pass, PastRun, RunChange, RunHeader,
+    RunSnapshot, ScheduleChange, SchedulingStore, ShardSnapshot, Share, StateChange, TiChange, TryRecord,
+    fallen,
 };
 pub use specs::SpecCache;
 pub use views::{

@@ -23,13 +23,17 @@ pub trait SchedulingStore: Send + Sync {
     /// How many shards the dags are divided into; fixed when the database is created.
     async fn shard_count(&self) -> Result<u16, StoreError>;
 
-    /// What an owner needs to take over: every dag's schedule, every run that is not finished (running
-    /// ones with their task instances), pools, nodes. Finished history is not touched.
+    /// What an owner needs to take over besides the [limits](Self::limits): every dag's schedule, every run that is not
+    /// finished (running ones with their task instances), its shares. Finished history is not touched.
     async fn shard_snapshot(&self, shard: ShardId) -> Result<ShardSnapshot, StoreError>;
 
     /// What users and other replicas have changed since it was last told so. Items stay until a pass
-    /// names them as done, so a crash loses none.
-    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Vec<AttentionItem>, StoreError>;
+    /// names them as done, so a crash loses none. One round trip: every owner asks once a second.
+    async fn attention(&self, shard: ShardId, limit: u32) -> Result<Look, StoreError>;
+
+    /// Pools, quotas and nodes, at one moment: the version is never newer than what comes with it. Whoever has seen this
+    /// version need not ask again until a [`Look`] shows another.
+    async fn limits(&self) -> Result<Limits, StoreError>;
 
     /// Runs as they are now, with their task instances. Runs that no longer exist are left out.
     async fn load_runs(&self, runs: &[RunKey]) -> Result<LoadedRuns, StoreError>;
@@ -84,12 +88,6 @@ pub trait SchedulingStore: Send + Sync {
         before: Timestamp,
     ) -> Result<Option<PastRun>, StoreError>;
 
-    async fn pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
-
-    async fn quotas(&self) -> Result<Vec<Quota>, StoreError>;
-
-    async fn nodes(&self) -> Result<Vec<NodeRecord>, StoreError>;
-
     /// Values that tasks of a run have returned.
     async fn results(&self, run: RunKey) -> Result<Vec<(TaskId, i32, Value)>, StoreError>;
 
@@ -97,8 +95,8 @@ pub trait SchedulingStore: Send + Sync {
     /// has moved are left untouched and named in the answer; the others are committed.
     async fn commit_pass(&self, guard: &EpochGuard<'_>, pass: &Pass) -> Result<Committed, StoreError>;
 
-    /// Changes whenever this process has committed something that leaves attention behind for the shard (and,
-    /// where the database can tell, when another process has). Carries nothing that must not be lost.
+    /// Changes whenever this process has committed something that leaves attention behind for the shard, or that changes
+    /// the limits (and, where the database can tell, when another process has). Carries nothing that must not be lost.
     fn wakes(&self, shard: ShardId) -> watch::Receiver<u64>;
 }
 
@@ -110,11 +108,19 @@ pub struct ShardSnapshot {
     pub queued: Vec<RunHeader>,
     /// Runs of which a row makes no sense: they cost nobody else anything.
     pub unreadable: Vec<(RunKey, String)>,
-    pub pools: Vec<PoolRecord>,
-    pub quotas: Vec<Quota>,
-    pub nodes: Vec<NodeRecord>,
     /// What the shard may use of what all shards draw from.
     pub shares: Vec<Share>,
+}
+
+/// What all shards draw from. It is the same for every one of them, so it is read apart from them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Grows with every transaction that changes any of it, and says nothing else.
+    pub version: u64,
+    pub pools: Vec<PoolRecord>,
+    pub quotas: Vec<Quota>,
+    /// Those that were removed are here while they hold something.
+    pub nodes: Vec<NodeRecord>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -229,6 +235,15 @@ pub struct PastRun {
     pub tasks: Vec<(TaskId, TaskState)>,
 }
 
+/// What an owner sees when it looks whether anything concerns it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Look {
+    pub items: Vec<AttentionItem>,
+    /// The version of the [`Limits`] in force. One number for all shards: a row for each of them whenever a node comes
+    /// would be nodes times shards.
+    pub limits: u64,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionItem {
     pub seq: i64,
@@ -245,14 +260,16 @@ pub enum Attention {
     Dag { tenant: TenantId, dag: DagId },
     /// An agent should stop this attempt; its row has already moved on.
     Stop { node: NodeId, attempt: AttemptId },
-    /// Pools or nodes changed.
-    Limits,
     /// Another shard wants some of this, or has given some of it back to somebody who wanted it.
     Shares {
         of: Common,
         #[serde(default)]
         given_back: bool,
     },
+    /// Of another release, which may still be running. The one before told every shard in this way that the limits have
+    /// changed, so whoever finds it reads them again.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Everything one pass has decided.

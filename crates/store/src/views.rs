@@ -12,7 +12,7 @@ use tenure_model::{
     TaskNo, TaskState, TenantId, TiKey, VersionHash,
 };
 
-use crate::{AuditEntry, NodeRecord, PoolRecord, StoreError};
+use crate::{AuditEntry, NodeRecord, PoolRecord, Quota, StoreError};
 
 #[async_trait]
 pub trait Views: Send + Sync {
@@ -61,6 +61,7 @@ pub trait Views: Send + Sync {
     async fn list_audit(&self, query: &AuditQuery) -> Result<Page<AuditView>, StoreError>;
 
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError>;
+    async fn list_quotas(&self) -> Result<Vec<Quota>, StoreError>;
     async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError>;
 
     /// What is bound to nodes now, of all tenants, counted by node, task and state. Costs what is active, not what

@@ -49,7 +49,7 @@ pub struct QuotaBody {
 #[utoipa::path(get, path = "/api/tenure/quotas", tag = "cluster",
     responses((status = 200, body = Quotas), Refusals))]
 pub async fn list(State(state): State<ApiState>) -> ApiResult<Json<Quotas>> {
-    let (picture, quotas) = futures::try_join!(Picture::read(&*state.store), state.store.quotas())?;
+    let (picture, quotas) = futures::try_join!(Picture::read(&*state.store), state.store.list_quotas())?;
     let shape = |Quota { tenant, most }: Quota| QuotaShape {
         used: picture.taken(&tenant),
         tenant: tenant.to_string(),

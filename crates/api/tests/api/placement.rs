@@ -39,7 +39,8 @@ async fn everything(server: &Server) -> Vec<Value> {
     let rows = server.store.list_audit(&trail).await.unwrap().items;
     all.push(json!(rows));
     let shard = server.store.shard_snapshot(tenure_model::ShardId(0)).await.unwrap();
-    all.push(json!(format!("{shard:?}")));
+    let limits = server.store.limits().await.unwrap();
+    all.push(json!(format!("{shard:?} {limits:?}")));
     all
 }
 

@@ -65,7 +65,8 @@ pass_on! { SchedulingStore {
     }
     shard_count() -> u16;
     shard_snapshot(shard: ShardId) -> ShardSnapshot;
-    attention(shard: ShardId, limit: u32) -> Vec<AttentionItem>;
+    attention(shard: ShardId, limit: u32) -> Look;
+    limits() -> Limits;
     load_runs(runs: &[RunKey]) -> LoadedRuns;
     orphans(shard: ShardId, untouched_since: Timestamp, limit: u32) -> Vec<RunKey>;
     trade_shares(guard: &EpochGuard<'_>, bids: &[Bid]) -> Vec<Share>;
@@ -75,9 +76,6 @@ pass_on! { SchedulingStore {
     dag_versions(wanted: &[DagVersionName]) -> Vec<Result<DagVersion, StoreError>>;
     read_ahead() -> usize;
     past_run(tenant: &TenantId, dag: &DagId, before: Timestamp) -> Option<PastRun>;
-    pools() -> Vec<PoolRecord>;
-    quotas() -> Vec<Quota>;
-    nodes() -> Vec<NodeRecord>;
     results(run: RunKey) -> Vec<(TaskId, i32, Value)>;
 }
 
@@ -140,6 +138,7 @@ pass_on! { Views {}
     get_result(ti: TiKey) -> Option<Value>;
     list_audit(query: &AuditQuery) -> Page<AuditView>;
     list_pools() -> Vec<PoolRecord>;
+    list_quotas() -> Vec<Quota>;
     list_nodes() -> Vec<NodeRecord>;
     occupancy() -> Vec<Occupancy>;
     waiting() -> Vec<Waiting>;

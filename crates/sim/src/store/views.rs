@@ -1,4 +1,4 @@
-//! Reads for screens. The scheduler uses two of them, which are boundaries like any other; nobody looks at the rest here.
+//! Reads for screens. The scheduler uses a few of them, which are boundaries like any other; nobody looks at the rest here.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 use tenure_model::{DagId, RunId, TaskId, TenantId, TiKey};
 use tenure_store::{
     AuditQuery, AuditView, DagActivity, DagQuery, DagView, NodeRecord, Occupancy, Page, Paging, PoolRecord,
-    PresenceView, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views, Waiting,
+    PresenceView, Quota, RunQuery, RunView, StoreError, TiQuery, TiView, TryView, VersionView, Views,
+    Waiting,
 };
 
 use super::{RemoteStore, remote};
@@ -19,6 +20,9 @@ impl Views for RemoteStore {
     }
     async fn occupancy(&self) -> Result<Vec<Occupancy>, StoreError> {
         remote!(self, look "occupancy", |store| => store.occupancy())
+    }
+    async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
+        remote!(self, look "list_nodes", |store| => store.list_nodes())
     }
     async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
         remote!(self, look "waiting", |store| => store.waiting())
@@ -78,8 +82,8 @@ impl Views for RemoteStore {
     async fn list_pools(&self) -> Result<Vec<PoolRecord>, StoreError> {
         self.world.store.list_pools().await
     }
-    async fn list_nodes(&self) -> Result<Vec<NodeRecord>, StoreError> {
-        self.world.store.list_nodes().await
+    async fn list_quotas(&self) -> Result<Vec<Quota>, StoreError> {
+        self.world.store.list_quotas().await
     }
     async fn dag_activity(&self, dags: &[(TenantId, DagId)]) -> Result<Vec<DagActivity>, StoreError> {
         self.world.store.dag_activity(dags).await

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use tenure_model::{NodeId, PoolName, TenantId};
 use tenure_store::{
-    Attention, AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota,
-    StoreError, Trigger,
+    AuditEntry, Common, Drain, DrainStage, NodeRecord, NodeRegistration, PoolRecord, Quota, StoreError,
+    Trigger,
 };
 use tokio_postgres::types::ToSql;
 
@@ -60,7 +60,8 @@ pub(super) async fn put_pool(
     deed.session.execute(PUT_POOL, &[&tenant, &name, &slots, &rows::storable(&pool.description)]).await?;
     let to = format!("{name}: {slots} slots");
     deed.trail(trigger, None, None, AuditEntry { to, ..batch::entry("pool_set") }).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await
+    deed.limits_changed();
+    Ok(())
 }
 
 pub(super) async fn delete_pool(
@@ -78,7 +79,8 @@ pub(super) async fn delete_pool(
     deed.session.execute(FORGET_SHARES, &[&Common::Pool(pool.clone()).key()]).await?;
     let from = pool.to_string();
     deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("pool_deleted") }).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await
+    deed.limits_changed();
+    Ok(())
 }
 
 pub(super) async fn put_quota(deed: &Deed<'_>, trigger: &Trigger, quota: &Quota) -> Result<(), StoreError> {
@@ -86,7 +88,8 @@ pub(super) async fn put_quota(deed: &Deed<'_>, trigger: &Trigger, quota: &Quota)
     deed.session.execute(PUT_QUOTA, &[&quota.tenant.as_str(), &most]).await?;
     let to = format!("{}: {}", quota.tenant, quota.most);
     deed.trail(trigger, None, None, AuditEntry { to, ..batch::entry("quota_set") }).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await
+    deed.limits_changed();
+    Ok(())
 }
 
 pub(super) async fn delete_quota(
@@ -100,7 +103,8 @@ pub(super) async fn delete_quota(
     deed.session.execute(FORGET_SHARES, &[&Common::Quota(tenant.clone()).key()]).await?;
     let from = tenant.to_string();
     deed.trail(trigger, None, None, AuditEntry { from, ..batch::entry("quota_deleted") }).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await
+    deed.limits_changed();
+    Ok(())
 }
 
 pub(super) async fn register_node(
@@ -119,7 +123,7 @@ pub(super) async fn register_node(
     }
     let row = deed.session.row(PUT_NODE, &params).await?;
     let record = rows::node(&mut Cells::of(&row.expect("an upsert returns its row")))?;
-    deed.attention_of_every_shard(&Attention::Limits).await?;
+    deed.limits_changed();
     Ok(record)
 }
 
@@ -177,7 +181,8 @@ async fn lock_node(deed: &Deed<'_>, name: &NodeId) -> Result<Option<NodeRecord>,
 async fn put_drain(deed: &Deed<'_>, name: &NodeId, drain: Option<&Drain>) -> Result<(), StoreError> {
     let text = drain.map(|drain| serde_json::to_string(drain).expect("a drain is plain data"));
     deed.session.execute(PUT_DRAIN, &[&name.as_str(), &text]).await?;
-    deed.attention_of_every_shard(&Attention::Limits).await
+    deed.limits_changed();
+    Ok(())
 }
 
 fn no_node(name: &NodeId) -> StoreError {
