@@ -3,14 +3,14 @@
 //! Standing still counts from the fault, or from the first work that came after it, until a task that was placed
 //! since then may start. A scope that had nothing to do has no gap.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
 use super::attempts::{seconds, signed};
-use super::index::Index;
+use super::index::{Index, Step};
 use super::{Promise, Verdict};
-use crate::history::{Aftermath, Fault, Hit};
+use crate::history::{Aftermath, Fault, Hit, RunName};
 
 /// From a fault until the next task of a scope that it hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +58,10 @@ struct Begun {
 impl<'a> Work<'a> {
     fn of(index: &Index<'a>) -> Self {
         let mut work = Self { placements: BTreeMap::new(), runs: BTreeMap::new() };
+        let mut could_start: BTreeSet<&RunName> = BTreeSet::new();
         for life in index.attempts.values() {
             let (Some(bound), Some(claimed)) = (life.bound.first(), life.claimed.first()) else { continue };
+            could_start.extend(&claimed.row.run);
             let (Some(scope), Some(epoch)) = (&bound.row.scope, bound.row.epoch) else { continue };
             let (placed_at, claimed_at) = (bound.row.committed_at, claimed.row.committed_at);
             work.placements.entry(scope).or_default().push(Placement { epoch, placed_at, claimed_at });
@@ -67,8 +69,9 @@ impl<'a> Work<'a> {
         for (run, steps) in &index.run_steps {
             let (Some(row), Some(created)) = (index.runs.get(run), steps.first()) else { continue };
             let begun = steps.get(1);
-            if begun.is_some_and(|begun| begun.row.scope.is_none()) {
-                continue; // a user ended it before anybody could begin it: nobody's work
+            let by_user = |step: &Step<'_>| step.row.scope.is_none();
+            if !could_start.contains(run) && steps.iter().skip(1).any(by_user) {
+                continue; // a user ended it before any of its tasks could start: nobody's work
             }
             let begun_at = begun.map(|begun| begun.row.committed_at);
             let created_at = created.row.committed_at;
