@@ -31,7 +31,8 @@ pub struct SimFleet {
     replica: usize,
     gate: Gate,
     clock: SimClock,
-    links: Mutex<BTreeMap<NodeId, Link>>,
+    /// By the number of the machine.
+    links: Mutex<BTreeMap<usize, Link>>,
     last: AtomicU64,
     changes: Bells,
 }
@@ -64,7 +65,7 @@ impl SimFleet {
         fleet
     }
 
-    fn links_now(&self) -> MutexGuard<'_, BTreeMap<NodeId, Link>> {
+    fn links_now(&self) -> MutexGuard<'_, BTreeMap<usize, Link>> {
         self.links.lock().expect("no panic while holding the links")
     }
 
@@ -72,17 +73,17 @@ impl SimFleet {
         self.changes.ring();
     }
 
-    pub fn connect(&self, node: &NodeId) -> u64 {
+    pub fn connect(&self, machine: usize) -> u64 {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
-        self.links_now().insert(node.clone(), Link { id, heard: self.clock.boottime() });
+        self.links_now().insert(machine, Link { id, heard: self.clock.boottime() });
         self.changed();
         id
     }
 
     /// False: this link is over.
-    pub fn hear(&self, node: &NodeId, id: u64) -> bool {
+    pub fn hear(&self, machine: usize, id: u64) -> bool {
         let now = self.clock.boottime();
-        match self.links_now().get_mut(node) {
+        match self.links_now().get_mut(&machine) {
             Some(link) if link.id == id => {
                 link.heard = now;
                 true
@@ -91,10 +92,10 @@ impl SimFleet {
         }
     }
 
-    pub fn disconnect(&self, node: &NodeId, id: u64) {
+    pub fn disconnect(&self, machine: usize, id: u64) {
         let mut links = self.links_now();
-        if links.get(node).is_some_and(|link| link.id == id) {
-            links.remove(node);
+        if links.get(&machine).is_some_and(|link| link.id == id) {
+            links.remove(&machine);
             drop(links);
             self.changed();
         }
@@ -114,7 +115,7 @@ impl SimFleet {
                 .links_now()
                 .iter()
                 .filter(|(_, link)| silence(link.heard) <= HEARD_WITHIN)
-                .map(|(node, _)| node.clone())
+                .map(|(machine, _)| self.world.machines[*machine].node.clone())
                 .collect();
             // Tried again in a moment anyway.
             let _ = store.record_presence(name(self.replica), &heard).await;
@@ -182,11 +183,11 @@ impl Executor for SimFleet {
     }
 
     fn link(&self, node: &NodeId) -> Option<Link> {
-        self.links_now().get(node).copied()
+        self.links_now().get(&number_of(node)?).copied()
     }
 
     fn linked(&self) -> Vec<NodeId> {
-        self.links_now().keys().cloned().collect()
+        self.links_now().keys().map(|machine| self.world.machines[*machine].node.clone()).collect()
     }
 
     fn links(&self) -> watch::Receiver<u64> {

@@ -8,6 +8,10 @@ use clap::Parser;
 use tenure_clock::{Clock, SystemClock};
 use tenure_sim::{Campaign, PLANTS, Scale, replay, run_campaign, run_scale, write_plots};
 
+/// Worlds allocate small things all the time, on a thread each.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Debug, Parser)]
 #[command(name = "sim", about = "The control plane under virtual time and faults")]
 struct Cli {

@@ -16,46 +16,55 @@ pub(crate) fn trader(authority: &Authority, shards: u16) -> Result<ShardId, Stor
 
 pub(crate) fn trade(tables: &mut Tables, shard: ShardId, bid: &Bid) -> Share {
     let total = total(tables, &bid.of);
-    let rows = tables.shares.entry(bid.of.key()).or_default();
-    let mine = rows.get(&shard).map(|row| row.amount.clone()).unwrap_or_default();
-    let theirs: Vec<(ShardId, ShareRow)> =
-        rows.iter().filter(|(other, _)| **other != shard).map(|(other, row)| (*other, row.clone())).collect();
-    let others = sum(theirs.iter().map(|(_, row)| row));
+    let held = tables.shares.entry(bid.of.key()).or_default();
+    let mine = held.rows.get(&shard).map(|row| row.amount.clone()).unwrap_or_default();
+    let mut others = held.sum.clone();
+    others.subtract(&mine);
     let traded = shares::trade(total.as_ref(), &mine, &others, bid);
-    put(tables, shard, &bid.of, &traded);
+    let given_back = |row: &ShareRow| traded.gave_back && row.wanted;
     let holds_some = |row: &ShareRow| traded.unmet.iter().any(|name| row.amount.get(name) > 0);
-    for (other, row) in &theirs {
-        let given_back = traded.gave_back && row.wanted;
-        if given_back || holds_some(row) {
-            tables.attend(*other, Attention::Shares { of: bid.of.clone(), given_back });
-        }
+    let told: Vec<(ShardId, bool)> = match traded.gave_back || !traded.unmet.is_empty() {
+        false => vec![],
+        true => held
+            .rows
+            .iter()
+            .filter(|(other, row)| **other != shard && (given_back(row) || holds_some(row)))
+            .map(|(other, row)| (*other, given_back(row)))
+            .collect(),
+    };
+    put(tables, shard, &bid.of, &mine, &traded);
+    for (other, given_back) in told {
+        tables.attend(other, Attention::Shares { of: bid.of.clone(), given_back });
     }
     Share { of: bid.of.clone(), amount: traded.amount, free: traded.free }
 }
 
 /// A share of nothing that nobody waits for needs no row.
-fn put(tables: &mut Tables, shard: ShardId, of: &Common, traded: &Traded) {
-    let rows = tables.shares.entry(of.key()).or_default();
+fn put(tables: &mut Tables, shard: ShardId, of: &Common, mine: &Resources, traded: &Traded) {
+    let held = tables.shares.entry(of.key()).or_default();
+    held.sum.subtract(mine);
+    held.sum.add(&traded.amount);
+    held.sum.0.retain(|_, amount| *amount > 0);
     let wanted = !traded.unmet.is_empty();
     if traded.amount.is_empty() && !wanted {
-        rows.remove(&shard);
+        held.rows.remove(&shard);
     } else {
-        rows.insert(shard, ShareRow { amount: traded.amount.clone(), wanted });
+        held.rows.insert(shard, ShareRow { amount: traded.amount.clone(), wanted });
     }
-    if rows.is_empty() {
+    if held.rows.is_empty() {
         tables.shares.remove(&of.key());
     }
 }
 
 /// What a shard has, and what is free of it.
 pub(crate) fn of_shard(tables: &Tables, shard: ShardId) -> Vec<Share> {
-    let mut held = vec![];
-    for (key, rows) in &tables.shares {
-        let (Some(of), Some(mine)) = (Common::from_key(key), rows.get(&shard)) else { continue };
-        let free = shares::free(total(tables, &of).as_ref(), &sum(rows.values()));
-        held.push(Share { of, amount: mine.amount.clone(), free });
+    let mut shares = vec![];
+    for (key, held) in &tables.shares {
+        let (Some(mine), Some(of)) = (held.rows.get(&shard), Common::from_key(key)) else { continue };
+        let free = shares::free(total(tables, &of).as_ref(), &held.sum);
+        shares.push(Share { of, amount: mine.amount.clone(), free });
     }
-    held
+    shares
 }
 
 /// `None`: there is no such thing.
@@ -65,11 +74,4 @@ fn total(tables: &Tables, of: &Common) -> Option<Resources> {
         Common::Quota(tenant) => tables.quotas.get(tenant).cloned(),
         Common::Node(node) => tables.nodes.get(node).map(|record| record.capacity.clone()),
     }
-}
-
-fn sum<'a>(rows: impl Iterator<Item = &'a ShareRow>) -> Resources {
-    rows.fold(Resources::default(), |mut sum, row| {
-        sum.add(&row.amount);
-        sum
-    })
 }

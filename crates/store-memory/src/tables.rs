@@ -43,8 +43,8 @@ pub(crate) struct Tables {
     pub(crate) pools: BTreeMap<PoolName, PoolRecord>,
     pub(crate) quotas: BTreeMap<TenantId, Resources>,
     pub(crate) nodes: BTreeMap<NodeId, NodeRecord>,
-    /// By what it is of, then by shard.
-    pub(crate) shares: BTreeMap<String, BTreeMap<ShardId, ShareRow>>,
+    /// By what they are of.
+    pub(crate) shares: BTreeMap<String, Shares>,
     pub(crate) presence: BTreeMap<String, (Timestamp, Vec<NodeId>)>,
     pub(crate) tokens: BTreeMap<String, TokenRow>,
     pub(crate) credentials: BTreeMap<String, Credential>,
@@ -95,6 +95,14 @@ pub(crate) struct AuditRow {
     pub(crate) tenant: TenantId,
     pub(crate) committed_at: Timestamp,
     pub(crate) view: AuditView,
+}
+
+/// Who has how much of something.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shares {
+    pub(crate) rows: BTreeMap<ShardId, ShareRow>,
+    /// Of all rows, kept because there may be thousands of them.
+    pub(crate) sum: Resources,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -80,7 +80,7 @@ impl SimAgent {
     }
 
     async fn hold(&self, number: usize, replica: &Arc<Replica>) {
-        let link = replica.fleet.connect(&self.machine.node);
+        let link = replica.fleet.connect(self.machine.number);
         self.up.lock().expect("no panic while holding the links").insert(number, Arc::clone(replica));
         self.world.event(self.machine.node.as_str(), "link", "ok");
         tokio::spawn(register(Arc::clone(replica), self.registration()));
@@ -90,7 +90,7 @@ impl SimAgent {
             let sent = self.machine.clock.boottime();
             let cut = self.world.network().cut_between(self.machine.number, number);
             let heard = !cut.there && replica.gate.is_up();
-            if heard && !replica.fleet.hear(&self.machine.node, link) {
+            if heard && !replica.fleet.hear(self.machine.number, link) {
                 return; // it has given this link up
             }
             if heard && !cut.back {
@@ -101,7 +101,7 @@ impl SimAgent {
             }
             if silent > SILENT_FOR || replica.gate.is_dead() {
                 if !cut.there {
-                    replica.fleet.disconnect(&self.machine.node, link);
+                    replica.fleet.disconnect(self.machine.number, link);
                 }
                 self.world.event(self.machine.node.as_str(), "link", "lost");
                 return;
