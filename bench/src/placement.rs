@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use tenure_model::{Affinity, NodeId, Preference, QueueName, Resources};
-use tenure_placement::{Cluster, History, Node, Policy, Request};
+use tenure_placement::{Catalog, Cluster, History, Node, Policy, Request};
 
 use crate::report::{Figure, Machine, Report};
 use crate::server::memory_of;
@@ -105,8 +106,7 @@ fn histories() -> Vec<History> {
 }
 
 pub fn cluster(nodes: usize) -> Cluster {
-    let mut cluster = Cluster::new(Policy::default());
-    for number in 0..nodes {
+    let node = |number: usize| {
         let size = [16, 32, 64][number % 3];
         let mut labels = BTreeMap::from([("zone".to_owned(), format!("z{}", number % 8))]);
         if number.is_multiple_of(2) {
@@ -125,9 +125,9 @@ pub fn cluster(nodes: usize) -> Cluster {
             reachable: true,
             draining: false,
         };
-        cluster.put(NodeId::from(format!("node-{number:04}")), node);
-    }
-    cluster
+        (NodeId::from(format!("node-{number:04}")), Arc::new(node))
+    };
+    Cluster::of(Policy::default(), Catalog::new((0..nodes).map(node)))
 }
 
 pub fn shapes(picky: bool) -> Vec<Request> {

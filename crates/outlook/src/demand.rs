@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_model::{NodeId, QueueName, Resources, TaskSpec};
-use tenure_placement::{Holdup, Policy, Request};
+use tenure_placement::{Policy, Request};
 use tenure_store::{NodeRecord, Store, StoreError, Waiting};
 
 use crate::picture::{Picture, Specs, specs_of, times};
@@ -53,24 +53,31 @@ impl Demand {
     fn of(picture: &Picture, waiting: &[Waiting], specs: &Specs) -> Self {
         let cluster = picture.cluster(Policy::default());
         let mut unplaceable: BTreeMap<String, Unmet> = BTreeMap::new();
+        // Tasks that ask for the same are refused for the same reason, and there are many of them when nothing has room.
+        let mut refusals: BTreeMap<Request, Option<String>> = BTreeMap::new();
         for Waiting { tenant, dag, version, task, count } in waiting {
             let version = specs.get(&(tenant.clone(), dag.clone(), *version));
             let Some(spec) = version.and_then(|spec| spec.tasks.iter().find(|spec| spec.id == *task)) else {
                 continue;
             };
-            let Some(Holdup::Nowhere(why)) = picture.holdup(&cluster, tenant, dag, spec) else { continue };
+            if !picture.limits(tenant, dag, spec).is_empty() {
+                continue; // it waits for something else first
+            }
+            let request = Request::of_task(spec, tenant, dag);
+            let refusal = || cluster.refusal(&request).map(|why| why.to_string());
+            let Some(why) = refusals.entry(request.clone()).or_insert_with(refusal) else { continue };
             let shape = shape(spec);
             let unmet = unplaceable.entry(shape.clone()).or_insert_with(|| Unmet {
                 shape,
                 each: match spec.resources.is_empty() {
-                    true => Request::of_task(spec, tenant, dag).resources,
+                    true => request.resources.clone(),
                     false => spec.resources.clone(),
                 },
                 labels: spec.node_selector.clone(),
                 queue: spec.queue.clone(),
                 tasks: 0,
                 missing: Resources::default(),
-                reason: why.to_string(),
+                reason: why.clone(),
             });
             unmet.tasks += count;
             unmet.missing.add(&times(&unmet.each, *count));

@@ -8,7 +8,7 @@ use futures::try_join;
 use jiff::Timestamp;
 use serde::Serialize;
 use tenure_model::{DagId, DagSpec, NodeId, PoolName, Resources, TaskId, TaskSpec, TenantId};
-use tenure_placement::{Cluster, Holdup, Node, Policy, Request};
+use tenure_placement::{Catalog, Cluster, Holdup, Node, Policy, Request};
 use tenure_store::{DagVersionName, NodeRecord, Occupancy, PoolRecord, PresenceView, Store, StoreError};
 
 /// Replicas say every five seconds whom they hear. One that has missed two turns is not counted on.
@@ -136,8 +136,7 @@ impl Picture {
     /// The nodes as placement sees them, with what is reserved. The policy ranks those that could take a request; who
     /// could does not depend on it.
     pub fn cluster(&self, policy: Policy) -> Cluster {
-        let mut cluster = Cluster::new(policy);
-        for node in &self.nodes {
+        let node = |node: &NodeRecord| {
             let known = Node {
                 capacity: node.capacity.clone(),
                 labels: node.labels.clone(),
@@ -146,8 +145,9 @@ impl Picture {
                 reachable: !self.heard_by(&node.node).is_empty(),
                 draining: !node.takes_work(),
             };
-            cluster.put(node.node.clone(), known);
-        }
+            (node.node.clone(), Arc::new(known))
+        };
+        let mut cluster = Cluster::of(policy, Catalog::new(self.nodes.iter().map(node)));
         for ((node, request), count) in &self.requests {
             (0..*count).for_each(|_| cluster.reserve(node, request));
         }

@@ -1,38 +1,45 @@
-//! The nodes, what is reserved on them, and the choice between them.
+//! What is reserved on the nodes, and the choice between them.
 //!
 //! Resources have columns: an amount is a number in a row, not an entry in a map, because comparing amounts is what
 //! a decision consists of.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
 use tenure_model::{NodeId, Resources};
 
-use crate::filter;
+use crate::catalog::{MOST_KNOWN, Prospect, Prospects};
 use crate::score::{Facts, MOST_POINTS, Policy, ScoreParts};
-use crate::{Allowance, History, Node, Rejection, Request};
+use crate::{Allowance, Catalog, History, Rejection, Request};
 
 /// For how long a failure counts against a node, in minutes. Each minute takes a tenth of it away.
 const FAILURES_COUNT_FOR: i64 = 10;
-/// Requests whose nodes are remembered. Beyond this somebody asks for something else every time.
-const MOST_KNOWN: usize = 1_000;
 
 #[derive(Clone, Debug, Default)]
 pub struct Cluster {
     policy: Policy,
     salt: u64,
+    catalog: Arc<Catalog>,
+    /// Others place on these nodes too: nothing is this one's but what it was allowed.
+    shared: bool,
+    /// Nodes that there is more to be said of than the catalog says.
     places: Vec<Place>,
     by_name: BTreeMap<NodeId, usize>,
     /// Places that nobody has.
     vacant: Vec<usize>,
+    /// The place of each entry of the catalog, or `NO_PLACE`.
+    place_of_entry: Vec<u32>,
     columns: BTreeMap<String, usize>,
     /// How many attempts of each group are at each place.
     groups: BTreeMap<String, BTreeMap<usize, u32>>,
-    /// Nodes with failures that still count.
+    /// Places with failures that still count.
     failing: BTreeMap<usize, Timestamp>,
-    known: BTreeMap<Request, Prospects>,
+    known: BTreeMap<Request, Known>,
 }
+
+const NO_PLACE: u32 = u32::MAX;
 
 /// How much of a node counts.
 #[derive(Clone, Copy, Debug)]
@@ -42,15 +49,15 @@ pub(crate) enum Reach {
     Whole,
 }
 
+/// A node that something of this cluster is on, or was, or that it was told something about.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Place {
-    pub id: Option<NodeId>,
-    /// `None`: it holds attempts but is not registered (yet, or any more), and has no room for new ones.
-    pub node: Option<Node>,
-    /// Decides between equals, before their names do.
-    rank: u64,
+struct Place {
+    id: Option<NodeId>,
+    /// Where it is in the catalog. `None`: it holds attempts but is not registered (yet, or any more), and has no room for
+    /// new ones.
+    entry: Option<usize>,
     capacity: Vec<u64>,
-    pub reserved: Vec<u64>,
+    reserved: Vec<u64>,
     attempts: usize,
     allowance: Option<Allowed>,
     /// What may still be placed on it, kept because every decision reads it.
@@ -66,22 +73,18 @@ struct Allowed {
     more: Vec<u64>,
 }
 
-/// What can be said about a request before looking at what runs.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Prospects {
-    needs: Vec<(usize, u64)>,
-    pub nodes: Vec<Prospect>,
-    /// How many values of the label that it wants to be spread over there are.
-    values: usize,
+/// A request that was asked for before.
+#[derive(Clone, Debug)]
+struct Known {
+    needs: Needs,
+    prospects: Arc<Prospects>,
+    /// The prospects as they would be chosen if nothing were known of any: positions in the list. Only found out for those who
+    /// have to choose between nodes that they have nothing of.
+    untouched_order: OnceLock<Vec<u32>>,
 }
 
-/// A node that could take it, if it had room.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Prospect {
-    pub place: usize,
-    preferred: i64,
-    value: Option<usize>,
-}
+/// Amounts by column.
+type Needs = Vec<(usize, u64)>;
 
 /// How many attempts of the request's group are at each value of the label.
 #[derive(Debug, Default)]
@@ -90,19 +93,21 @@ pub(crate) struct Crowds {
     least: u32,
 }
 
-/// What an attempt's history says about places.
+/// What an attempt's history says about nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Traces {
     failed_on: Option<usize>,
-    /// Points, by place; few.
+    /// Points, by entry; few.
     near: Vec<(usize, i64)>,
 }
 
 /// A node and what it is worth.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
-    pub place: usize,
+    /// In the catalog.
+    pub entry: usize,
     pub parts: ScoreParts,
+    load: u32,
 }
 
 impl Cluster {
@@ -110,47 +115,69 @@ impl Cluster {
         Self { policy, ..Self::default() }
     }
 
+    /// With these nodes.
+    pub fn of(policy: Policy, catalog: Catalog) -> Self {
+        let mut cluster = Self::new(policy);
+        cluster.follow(Arc::new(catalog));
+        cluster
+    }
+
     /// Several schedulers that know nothing of each other's next step should not all begin with the same node. With a
-    /// salt, equals come in an order of its own; without one, by name. To be set before there are nodes.
+    /// salt, equals come in an order of its own; without one, by name.
     pub fn salted(mut self, salt: u64) -> Self {
-        assert!(self.places.is_empty(), "the order of nodes that are there already would change");
         self.salt = salt;
         self
     }
 
-    pub fn put(&mut self, id: NodeId, node: Node) {
-        let at = self.place_of(&id);
-        if self.places[at].node.as_ref() == Some(&node) {
-            return;
-        }
-        self.known.clear();
-        let capacity = self.row(&node.capacity);
-        let place = &mut self.places[at];
-        (place.capacity, place.node) = (capacity, Some(node));
-        place.count();
+    /// From now on nothing is this cluster's but what it is allowed; of nodes that it was told nothing about, all might be
+    /// had by asking.
+    pub fn share_with_others(&mut self) {
+        self.shared = true;
+        self.places.iter_mut().for_each(|place| place.count(true));
     }
 
-    /// Nodes that are not among these are gone. What is reserved on one stays on the books until it is released.
-    pub fn keep_only<'a>(&mut self, nodes: impl IntoIterator<Item = &'a NodeId>) {
-        let kept: BTreeSet<&NodeId> = nodes.into_iter().collect();
-        let gone: Vec<usize> =
-            self.by_name.iter().filter(|(id, _)| !kept.contains(id)).map(|(_, at)| *at).collect();
-        for at in gone {
-            let place = &mut self.places[at];
-            if place.node.take().is_some() {
-                (place.capacity, place.allowance) = (vec![], None);
-                place.count();
-                self.known.clear();
+    /// The nodes are these from now on. What is reserved on one that is gone stays on the books until it is released; should
+    /// it come back, it is a new one.
+    pub fn follow(&mut self, catalog: Arc<Catalog>) {
+        self.known.clear();
+        self.place_of_entry.clear();
+        self.place_of_entry.resize(catalog.len(), NO_PLACE);
+        for at in 0..self.places.len() {
+            let Some(id) = &self.places[at].id else { continue };
+            let entry = catalog.find(id);
+            match entry {
+                Some(entry) => {
+                    self.place_of_entry[entry] = at as u32;
+                    let capacity = &catalog.entries()[entry].node.capacity;
+                    self.places[at].capacity = row(&mut self.columns, capacity);
+                }
+                None => (self.places[at].capacity, self.places[at].allowance) = (vec![], None),
             }
+            self.places[at].entry = entry;
+            self.places[at].count(self.shared);
             self.vacate(at);
         }
+        self.catalog = catalog;
+    }
+
+    pub fn catalog(&self) -> &Arc<Catalog> {
+        &self.catalog
     }
 
     pub fn allow(&mut self, node: &NodeId, allowance: Allowance) {
         let at = self.place_of(node);
         let allowed = Allowed { own: self.row(&allowance.own), more: self.row(&allowance.more) };
         self.places[at].allowance = Some(allowed);
-        self.places[at].count();
+        self.places[at].count(self.shared);
+    }
+
+    /// What was said about the node before is out of date, and it has nothing that is this cluster's.
+    pub fn forget_allowance(&mut self, node: &NodeId) {
+        if let Some(at) = self.by_name.get(node).copied() {
+            self.places[at].allowance = None;
+            self.places[at].count(self.shared);
+            self.vacate(at);
+        }
     }
 
     /// Takes what an attempt asks for on a node. Recovered attempts are reserved as they are, even on a node whose
@@ -162,7 +189,7 @@ impl Cluster {
         place.reserved.resize(place.reserved.len().max(amounts.len()), 0);
         place.reserved.iter_mut().zip(&amounts).for_each(|(reserved, amount)| *reserved += amount);
         place.attempts += 1;
-        place.count();
+        place.count(self.shared);
         if let Some(group) = &request.group {
             *self.groups.entry(group.clone()).or_default().entry(at).or_default() += 1;
         }
@@ -177,7 +204,7 @@ impl Cluster {
             *reserved = reserved.checked_sub(*amount).expect("a reservation is released once");
         }
         place.attempts = place.attempts.checked_sub(1).expect("a reservation is released once");
-        place.count();
+        place.count(self.shared);
         if let Some(group) = &request.group {
             self.leave_group(group, at);
         }
@@ -186,21 +213,25 @@ impl Cluster {
 
     /// An attempt has failed on a node: others are preferred to it for a while.
     pub fn note_failure(&mut self, node: &NodeId, at: Timestamp) {
-        if let Some(place) = self.by_name.get(node) {
-            let latest = self.failing.entry(*place).or_insert(at);
+        if self.catalog.find(node).is_some() {
+            let place = self.place_of(node);
+            let latest = self.failing.entry(place).or_insert(at);
             *latest = at.max(*latest);
         }
     }
 
     /// Time passes: failures count for less.
     pub fn advance(&mut self, now: Timestamp) {
+        let mut forgotten = vec![];
         let places = &mut self.places;
         self.failing.retain(|place, at| {
             let minutes = (now.as_second() - at.as_second()).max(0) / 60;
             let points = MOST_POINTS * (FAILURES_COUNT_FOR - minutes).max(0) / FAILURES_COUNT_FOR;
             places[*place].failed_lately = points;
+            forgotten.extend((points == 0).then_some(*place));
             points > 0
         });
+        forgotten.into_iter().for_each(|place| self.vacate(place));
     }
 
     pub fn reserved(&self, node: &NodeId) -> Option<Resources> {
@@ -218,7 +249,7 @@ impl Cluster {
     pub fn choose(&mut self, request: &Request, history: &History) -> Option<NodeId> {
         self.learn(request);
         let choice = self.best(request, &self.known[request], history, Reach::Own)?;
-        self.places[choice.place].id.clone()
+        Some(self.name(&choice))
     }
 
     /// A node that meets the request's wishes better than the one that `place` would take, and that it would take if
@@ -228,10 +259,10 @@ impl Cluster {
             return None;
         }
         self.learn(request);
-        let prospects = &self.known[request];
-        let own = self.best(request, prospects, history, Reach::Own)?;
-        let better = self.best(request, prospects, history, Reach::More)?;
-        (better.parts.wishes() > own.parts.wishes()).then(|| self.places[better.place].id.clone())?
+        let known = &self.known[request];
+        let own = self.best(request, known, history, Reach::Own)?;
+        let better = self.best(request, known, history, Reach::More)?;
+        (better.parts.wishes() > own.parts.wishes()).then(|| self.name(&better))
     }
 
     /// The node that `place` would take if it had all that is to be had.
@@ -244,109 +275,129 @@ impl Cluster {
         self.best_of_all(request, Reach::Whole)
     }
 
-    fn best_of_all(&self, request: &Request, reach: Reach) -> Option<NodeId> {
-        let choice = self.best(request, &self.prospects(request), &History::default(), reach)?;
-        self.places[choice.place].id.clone()
+    /// Whether any node can take it.
+    pub(crate) fn has_room_for(&self, request: &Request, reach: Reach) -> bool {
+        let (needs, whole) = (self.needs(request), !self.shared || !matches!(reach, Reach::Own));
+        let fits = |entry| self.place_at(entry).map_or(whole, |place| place.fits(&needs, reach, self.shared));
+        self.catalog.prospects(request).nodes.iter().any(|prospect| fits(prospect.entry))
     }
 
-    fn best(
-        &self,
-        request: &Request,
-        prospects: &Prospects,
-        history: &History,
-        reach: Reach,
-    ) -> Option<Choice> {
+    fn best_of_all(&self, request: &Request, reach: Reach) -> Option<NodeId> {
+        let choice = match self.known.get(request) {
+            Some(known) => self.best(request, known, &History::default(), reach)?,
+            None => self.best(request, &self.to_be_known(request), &History::default(), reach)?,
+        };
+        Some(self.name(&choice))
+    }
+
+    fn to_be_known(&self, request: &Request) -> Known {
+        let prospects = self.catalog.prospects(request);
+        Known { needs: self.needs(request), prospects, untouched_order: OnceLock::new() }
+    }
+
+    fn best(&self, request: &Request, known: &Known, history: &History, reach: Reach) -> Option<Choice> {
+        let Known { needs, prospects, .. } = known;
         let traces = self.traces(history);
         let crowds = self.crowds(request, prospects);
         let mut best: Option<Choice> = None;
-        for prospect in &prospects.nodes {
-            if !self.places[prospect.place].fits(&prospects.needs, reach) {
-                continue;
-            }
+        let mut consider = |prospect: &Prospect| {
             let choice = self.judge(prospect, &crowds, &traces);
             if best.is_none_or(|best| self.order(&choice) < self.order(&best)) {
                 best = Some(choice);
             }
+        };
+        // Those that nothing is known of are as good as each other but for what never changes: the first of them stands for
+        // all. So what this cluster has decides how long this takes, not how many nodes there are.
+        let alike = request.affinity.spread.is_none() && *history == History::default();
+        if self.shared && (alike || matches!(reach, Reach::Own)) {
+            for place in self.places.iter().filter(|place| place.fits(needs, reach, true)) {
+                place.entry.and_then(|entry| prospects.of(entry)).into_iter().for_each(&mut consider);
+            }
+            if !matches!(reach, Reach::Own) {
+                self.first_untouched(known).into_iter().for_each(consider);
+            }
+        } else {
+            let fits =
+                |at: usize| self.place_at(at).is_none_or(|place| place.fits(needs, reach, self.shared));
+            prospects.nodes.iter().filter(|prospect| fits(prospect.entry)).for_each(consider);
         }
         best
     }
 
+    /// Of nodes that this cluster knows nothing of, the one that it would choose.
+    fn first_untouched<'a>(&self, known: &'a Known) -> Option<&'a Prospect> {
+        let nodes = &known.prospects.nodes;
+        let order = known.untouched_order.get_or_init(|| {
+            let mut order: Vec<u32> = (0..nodes.len() as u32).collect();
+            order.sort_by_cached_key(|at| {
+                let Prospect { entry, preferred, .. } = nodes[*at as usize];
+                (Reverse(preferred), self.catalog.entries()[entry].rank(self.salt), entry)
+            });
+            order
+        });
+        order.iter().map(|at| &nodes[*at as usize]).find(|prospect| self.place_at(prospect.entry).is_none())
+    }
+
     pub(crate) fn judge(&self, prospect: &Prospect, crowds: &Crowds, traces: &Traces) -> Choice {
-        let place = &self.places[prospect.place];
+        let (load, failed_lately) =
+            self.place_at(prospect.entry).map_or((0, 0), |place| (place.load, place.failed_lately));
         let parts = self.policy.score(&Facts {
-            load: place.load,
+            load,
             preferred: prospect.preferred,
             beyond_least: prospect.value.map(|value| crowds.at[value] - crowds.least),
-            failed_here: traces.failed_on == Some(prospect.place),
-            failed_lately: place.failed_lately,
-            locality: traces.near_to(prospect.place),
+            failed_here: traces.failed_on == Some(prospect.entry),
+            failed_lately,
+            locality: traces.near_to(prospect.entry),
         });
-        Choice { place: prospect.place, parts }
+        Choice { entry: prospect.entry, parts, load }
     }
 
     /// Best first: by score, then exactly by load, then by the order of this cluster, then by name.
-    pub(crate) fn order(&self, choice: &Choice) -> (Reverse<i64>, u32, u64, Option<&NodeId>) {
-        let place = &self.places[choice.place];
-        (Reverse(choice.parts.total()), self.policy.tie(place.load), place.rank, place.id.as_ref())
+    pub(crate) fn order(&self, choice: &Choice) -> (Reverse<i64>, u32, u64, usize) {
+        let rank = self.catalog.entries()[choice.entry].rank(self.salt);
+        (Reverse(choice.parts.total()), self.policy.tie(choice.load), rank, choice.entry)
+    }
+
+    pub(crate) fn name(&self, choice: &Choice) -> NodeId {
+        self.catalog.entries()[choice.entry].id.clone()
     }
 
     /// Nodes that are not there any more count for nothing, and make those that are no nearer.
     pub(crate) fn traces(&self, history: &History) -> Traces {
-        let place = |node: &NodeId| self.by_name.get(node).copied();
         let all: i64 = history.near.values().map(|count| i64::from(*count)).sum();
-        let near = history.near.iter().filter_map(|(node, count)| Some((place(node)?, i64::from(*count))));
-        let points = |(place, count)| (place, MOST_POINTS * count / all.max(1));
-        let mut near: Vec<(usize, i64)> = near.map(points).collect();
+        let here = |(node, count): (&NodeId, &u32)| Some((self.catalog.find(node)?, i64::from(*count)));
+        let points = |(entry, count)| (entry, MOST_POINTS * count / all.max(1));
+        let mut near: Vec<(usize, i64)> = history.near.iter().filter_map(here).map(points).collect();
         near.sort_unstable();
-        Traces { failed_on: history.failed_on.as_ref().and_then(place), near }
+        Traces { failed_on: history.failed_on.as_ref().and_then(|node| self.catalog.find(node)), near }
     }
 
-    pub(crate) fn place_at(&self, at: usize) -> &Place {
-        &self.places[at]
-    }
-
-    /// Nodes that are registered, by name.
-    pub(crate) fn registered(&self) -> impl Iterator<Item = (&NodeId, usize, &Node)> {
-        self.by_name.iter().filter_map(|(id, at)| Some((id, *at, self.places[*at].node.as_ref()?)))
-    }
-
-    /// Makes sure that the request's prospects are known.
+    /// Makes sure that the request is known.
     fn learn(&mut self, request: &Request) {
         if !self.known.contains_key(request) {
             if self.known.len() >= MOST_KNOWN {
                 self.known.clear();
             }
-            self.known.insert(request.clone(), self.prospects(request));
+            // Every resource has its column before the first place that has some of it.
+            row(&mut self.columns, &request.resources);
+            let known = self.to_be_known(request);
+            self.known.insert(request.clone(), known);
         }
     }
 
-    pub(crate) fn prospects(&self, request: &Request) -> Prospects {
-        let mut values: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut nodes = vec![];
-        for (_, place, node) in self.registered() {
-            if filter::lasting(node, request).next().is_some() {
-                continue;
-            }
-            let value = request.affinity.spread.as_ref().and_then(|label| node.labels.get(label));
-            let value = value.map(|value| {
-                let next = values.len();
-                *values.entry(value).or_insert(next)
-            });
-            nodes.push(Prospect { place, preferred: preferred(node, request), value });
-        }
-        // What no node has speaks against every node, and none is left.
-        let needs = request.resources.0.iter();
-        let needs = needs.filter_map(|(name, amount)| Some((*self.columns.get(name)?, *amount))).collect();
-        Prospects { needs, nodes, values: values.len() }
+    fn needs(&self, request: &Request) -> Needs {
+        // What has no column no place has any of.
+        let column = |name: &String| self.columns.get(name).copied().unwrap_or(usize::MAX);
+        request.resources.0.iter().map(|(name, amount)| (column(name), *amount)).collect()
     }
 
     pub(crate) fn crowds(&self, request: &Request, prospects: &Prospects) -> Crowds {
         let mut at = vec![0; prospects.values];
-        if let Some(members) = request.group.as_ref().and_then(|group| self.groups.get(group)) {
-            for Prospect { place, value, .. } in &prospects.nodes {
-                if let (Some(value), Some(count)) = (value, members.get(place)) {
-                    at[*value] += count;
-                }
+        let members = request.group.as_ref().and_then(|group| self.groups.get(group));
+        for (place, count) in members.into_iter().flatten() {
+            let entry = self.places[*place].entry;
+            if let Some(value) = entry.and_then(|entry| prospects.of(entry)).and_then(|found| found.value) {
+                at[value] += count;
             }
         }
         let least = at.iter().min().copied().unwrap_or(0);
@@ -354,12 +405,17 @@ impl Cluster {
     }
 
     /// What is missing of each resource that a node has enough of when it is empty.
-    pub(crate) fn busy(&self, at: usize, request: &Request, reach: Reach) -> Vec<Rejection> {
-        let place = &self.places[at];
+    pub(crate) fn busy(&self, entry: usize, request: &Request, reach: Reach) -> Vec<Rejection> {
+        let capacity = &self.catalog.entries()[entry].node.capacity;
+        let place = self.place_at(entry);
+        let free = |resource: &str| match (place, self.columns.get(resource)) {
+            (Some(place), Some(column)) => place.room(*column, reach, self.shared),
+            _ if self.shared && matches!(reach, Reach::Own) => 0,
+            _ => capacity.get(resource),
+        };
         let needs = request.resources.0.iter().filter_map(|(resource, needed)| {
-            let column = *self.columns.get(resource)?;
-            let free = place.room(column, reach);
-            let fits_when_empty = *needed <= amount(&place.capacity, column);
+            let free = free(resource);
+            let fits_when_empty = *needed <= capacity.get(resource);
             (fits_when_empty && *needed > free).then(|| Rejection::Busy {
                 resource: resource.clone(),
                 needed: *needed,
@@ -370,19 +426,29 @@ impl Cluster {
     }
 
     /// How much a node is short of, in each resource that it is short of.
-    pub(crate) fn missing(&self, at: usize, request: &Request, reach: Reach) -> BTreeMap<String, u64> {
-        let missing = self.busy(at, request, reach).into_iter().filter_map(|rejection| match rejection {
+    pub(crate) fn missing(&self, entry: usize, request: &Request, reach: Reach) -> BTreeMap<String, u64> {
+        let missing = self.busy(entry, request, reach).into_iter().filter_map(|rejection| match rejection {
             Rejection::Busy { resource, needed, free } => Some((resource, needed - free)),
             _ => None,
         });
         missing.collect()
     }
 
+    /// `None`: there is no more to be said of it than the catalog says.
+    fn place_at(&self, entry: usize) -> Option<&Place> {
+        self.places.get(self.place_of_entry[entry] as usize)
+    }
+
     fn place_of(&mut self, node: &NodeId) -> usize {
         if let Some(at) = self.by_name.get(node) {
             return *at;
         }
-        let place = Place { id: Some(node.clone()), rank: rank(self.salt, node), ..Place::default() };
+        let entry = self.catalog.find(node);
+        let mut place = Place { id: Some(node.clone()), entry, ..Place::default() };
+        if let Some(entry) = entry {
+            place.capacity = row(&mut self.columns, &self.catalog.entries()[entry].node.capacity);
+        }
+        place.count(self.shared);
         let at = match self.vacant.pop() {
             Some(at) => {
                 self.places[at] = place;
@@ -393,20 +459,29 @@ impl Cluster {
                 self.places.len() - 1
             }
         };
+        if let Some(entry) = entry {
+            self.place_of_entry[entry] = at as u32;
+        }
         self.by_name.insert(node.clone(), at);
         at
     }
 
-    /// A place that is neither registered nor in use can be somebody else's.
+    /// A place that there is nothing to be said of can be somebody else's. Where all nodes are this cluster's alone they are
+    /// kept, because they will be used again.
     fn vacate(&mut self, at: usize) {
         let place = &mut self.places[at];
-        if place.node.is_none() && place.attempts == 0 {
-            if let Some(id) = place.id.take() {
-                self.by_name.remove(&id);
-            }
-            self.failing.remove(&at);
-            self.vacant.push(at);
+        let idle = place.attempts == 0 && place.allowance.is_none();
+        let unknown = place.entry.is_none() || (self.shared && !self.failing.contains_key(&at));
+        if !idle || !unknown || place.id.is_none() {
+            return;
         }
+        let Place { id, entry, .. } = std::mem::take(place);
+        if let Some(entry) = entry {
+            self.place_of_entry[entry] = NO_PLACE;
+        }
+        self.by_name.remove(&id.expect("it was there"));
+        self.failing.remove(&at);
+        self.vacant.push(at);
     }
 
     fn leave_group(&mut self, group: &str, at: usize) {
@@ -421,19 +496,8 @@ impl Cluster {
         }
     }
 
-    /// Amounts by column; names that are new get one.
     fn row(&mut self, resources: &Resources) -> Vec<u64> {
-        let mut row = vec![];
-        for (name, amount) in &resources.0 {
-            let next = self.columns.len();
-            let column = match self.columns.get(name) {
-                Some(column) => *column,
-                None => *self.columns.entry(name.clone()).or_insert(next),
-            };
-            row.resize(row.len().max(column + 1), 0);
-            row[column] = *amount;
-        }
-        row
+        row(&mut self.columns, resources)
     }
 
     fn named(&self, row: &[u64]) -> Resources {
@@ -444,22 +508,23 @@ impl Cluster {
 
 impl Traces {
     /// Points.
-    fn near_to(&self, place: usize) -> i64 {
-        self.near.binary_search_by_key(&place, |(at, _)| *at).map_or(0, |found| self.near[found].1)
+    fn near_to(&self, entry: usize) -> i64 {
+        self.near.binary_search_by_key(&entry, |(at, _)| *at).map_or(0, |found| self.near[found].1)
     }
 }
 
 impl Place {
-    fn fits(&self, needs: &[(usize, u64)], reach: Reach) -> bool {
+    fn fits(&self, needs: &[(usize, u64)], reach: Reach, shared: bool) -> bool {
         match reach {
             Reach::Own => needs.iter().all(|(column, needed)| *needed <= amount(&self.room, *column)),
-            _ => needs.iter().all(|(column, needed)| *needed <= self.room(*column, reach)),
+            _ => needs.iter().all(|(column, needed)| *needed <= self.room(*column, reach, shared)),
         }
     }
 
-    fn room(&self, column: usize, reach: Reach) -> u64 {
+    fn room(&self, column: usize, reach: Reach, shared: bool) -> u64 {
         let capacity = amount(&self.capacity, column);
         let allowed = match (&self.allowance, reach) {
+            (None, Reach::Own) if shared => 0,
             (None, _) | (_, Reach::Whole) => capacity,
             (Some(Allowed { own, .. }), Reach::Own) => amount(own, column).min(capacity),
             (Some(Allowed { own, more }), Reach::More) => {
@@ -470,8 +535,8 @@ impl Place {
     }
 
     /// What decisions read, after something has changed.
-    fn count(&mut self) {
-        self.room = (0..self.capacity.len()).map(|column| self.room(column, Reach::Own)).collect();
+    fn count(&mut self, shared: bool) {
+        self.room = (0..self.capacity.len()).map(|column| self.room(column, Reach::Own, shared)).collect();
         let share = |(used, capacity): (&u64, &u64)| match capacity {
             0 => 0,
             capacity => (u128::from(*used) * 1_000_000 / u128::from(*capacity)).min(1_000_000) as u32,
@@ -485,20 +550,17 @@ fn amount(row: &[u64], column: usize) -> u64 {
     row.get(column).copied().unwrap_or(0)
 }
 
-/// The preferences that a node meets, as points.
-fn preferred(node: &Node, request: &Request) -> i64 {
-    let all: i64 = request.affinity.prefer.iter().map(|preference| i64::from(preference.weight)).sum();
-    let met = request.affinity.prefer.iter().filter(|wish| node.labels.get(&wish.label) == Some(&wish.value));
-    let met: i64 = met.map(|preference| i64::from(preference.weight)).sum();
-    if all == 0 { 0 } else { met * MOST_POINTS / all }
-}
-
-/// FNV-1a: any function would do that scatters names and stays the same on every machine and in every release.
-fn rank(salt: u64, node: &NodeId) -> u64 {
-    if salt == 0 {
-        return 0;
+/// Amounts by column; names that are new get one.
+fn row(columns: &mut BTreeMap<String, usize>, resources: &Resources) -> Vec<u64> {
+    let mut row = vec![];
+    for (name, amount) in &resources.0 {
+        let next = columns.len();
+        let column = match columns.get(name) {
+            Some(column) => *column,
+            None => *columns.entry(name.clone()).or_insert(next),
+        };
+        row.resize(row.len().max(column + 1), 0);
+        row[column] = *amount;
     }
-    let bytes = salt.to_le_bytes();
-    let bytes = bytes.iter().chain(node.as_str().as_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    row
 }

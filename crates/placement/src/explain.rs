@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use tenure_model::NodeId;
 
+use crate::catalog::Entry;
 use crate::cluster::{Choice, Cluster, Reach};
 use crate::filter::{self, Rejection};
 use crate::reasons::Unplaceable;
@@ -59,35 +60,38 @@ impl Cluster {
 
     /// Why the request would have to wait even if this scheduler had all that is to be had.
     pub fn refusal(&self, request: &Request) -> Option<Unplaceable> {
-        self.explained(request, &History::default(), Reach::More).refusal()
+        match self.has_room_for(request, Reach::More) {
+            true => None,
+            false => self.explained(request, &History::default(), Reach::More).refusal(),
+        }
     }
 
-    fn explained(&self, request: &Request, history: &History, reach: Reach) -> Explanation {
-        let prospects = self.prospects(request);
+    pub(crate) fn explained(&self, request: &Request, history: &History, reach: Reach) -> Explanation {
+        let prospects = self.catalog().prospects(request);
         let crowds = self.crowds(request, &prospects);
         let traces = self.traces(history);
         let (mut choices, mut rejected) = (vec![], vec![]);
         // In the same order as the nodes, without those that are out of the question.
         let mut hopeful = prospects.nodes.iter().peekable();
-        for (id, at, node) in self.registered() {
+        for (entry, Entry { id, node, .. }) in self.catalog().entries().iter().enumerate() {
             let lasting = filter::lasting(node, request);
-            let reasons: Vec<Rejection> = lasting.chain(self.busy(at, request, reach)).collect();
-            match hopeful.next_if(|prospect| prospect.place == at) {
+            let reasons: Vec<Rejection> = lasting.chain(self.busy(entry, request, reach)).collect();
+            match hopeful.next_if(|prospect| prospect.entry == entry) {
                 Some(prospect) if reasons.is_empty() => choices.push(self.judge(prospect, &crowds, &traces)),
                 _ => rejected.push(Rejected { node: id.clone(), reasons }),
             }
         }
         choices.sort_by(|one, other| self.order(one).cmp(&self.order(other)));
         let candidate = |choice: &Choice| {
-            let place = self.place_at(choice.place);
-            Some(Candidate {
-                node: place.id.clone()?,
+            let Entry { id, node, .. } = &self.catalog().entries()[choice.entry];
+            Candidate {
+                node: id.clone(),
                 score: choice.parts.total(),
                 parts: choice.parts,
-                uses: self.uses(place.node.as_ref()?, place.id.as_ref()?, request),
-            })
+                uses: self.uses(node, id, request),
+            }
         };
-        Explanation { candidates: choices.iter().filter_map(candidate).collect(), rejected }
+        Explanation { candidates: choices.iter().map(candidate).collect(), rejected }
     }
 
     fn uses(&self, node: &Node, id: &NodeId, request: &Request) -> BTreeMap<String, Use> {

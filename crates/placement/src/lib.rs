@@ -5,9 +5,11 @@
 //! Not promised: an optimal packing.
 //!
 //! Which nodes could take a request at all, and what they are worth to it, is found out once and kept until a node
-//! changes. What is left for a decision is to go over those nodes and compare a few numbers of each, so ten thousand
-//! attempts on a thousand nodes take a fraction of a second, however many have run before.
+//! changes: in a [`Catalog`], which all schedulers of a process share. What is left for a decision is to go over those nodes
+//! and compare a few numbers of each, so ten thousand attempts on a thousand nodes take a fraction of a second, however many
+//! have run before. A scheduler that shares the nodes with others goes over those only that it has a part of.
 
+mod catalog;
 mod cluster;
 mod explain;
 mod filter;
@@ -21,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use tenure_model::{Affinity, DagId, NodeId, QueueName, Resources, Taint, TaskSpec, TenantId, Toleration};
 
+pub use catalog::{Catalog, Entry};
 pub use cluster::Cluster;
 pub use explain::{Candidate, Explanation, Rejected, Use};
 pub use filter::Rejection;

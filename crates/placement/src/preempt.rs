@@ -34,9 +34,9 @@ impl Cluster {
         occupants: &BTreeMap<NodeId, Vec<Occupant>>,
     ) -> Option<Eviction> {
         let mut best: Option<(Cost, Eviction)> = None;
-        for prospect in &self.prospects(request).nodes {
-            let node = self.place_at(prospect.place).id.as_ref()?;
-            let missing = self.missing(prospect.place, request, Reach::More);
+        for prospect in &self.catalog().prospects(request).nodes {
+            let node = &self.catalog().entries()[prospect.entry].id;
+            let missing = self.missing(prospect.entry, request, Reach::More);
             if missing.is_empty() {
                 return None;
             }
@@ -89,12 +89,14 @@ fn fewest<'a>(mut lower: Vec<&'a Occupant>, missing: &BTreeMap<String, u64>) -> 
 mod tests {
     //! Goal: nobody leaves in vain, nobody leaves for an equal, and the least important leave first.
 
+    use std::sync::Arc;
+
     use proptest::prelude::*;
     use tenure_model::Resources;
     use uuid::Uuid;
 
     use super::*;
-    use crate::{History, Node, Policy};
+    use crate::{Catalog, History, Node, Policy};
 
     fn request(cpu: u64, gpu: u64) -> Request {
         let amounts = [("cpu", cpu), ("gpu", gpu)].into_iter().filter(|(_, amount)| *amount > 0);
@@ -115,14 +117,13 @@ mod tests {
 
     impl Floor {
         fn new(nodes: &[(&str, u64, u64)]) -> Self {
-            let mut cluster = Cluster::new(Policy::default());
-            for (name, cpu, gpu) in nodes {
+            let node = |(name, cpu, gpu): &(&str, u64, u64)| {
                 let mut capacity = request(*cpu, *gpu).resources;
                 capacity.0.insert(Resources::TASKS.into(), 100_000);
                 let queues = [tenure_model::QueueName::default()].into();
-                let node = Node { capacity, queues, reachable: true, ..Node::default() };
-                cluster.put(NodeId::new(name), node);
-            }
+                (NodeId::new(name), Arc::new(Node { capacity, queues, reachable: true, ..Node::default() }))
+            };
+            let cluster = Cluster::of(Policy::default(), Catalog::new(nodes.iter().map(node)));
             Self { cluster, occupants: BTreeMap::new() }
         }
 

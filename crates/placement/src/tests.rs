@@ -3,6 +3,8 @@
 
 mod properties;
 
+use std::sync::Arc;
+
 use expect_test::expect;
 use jiff::{Timestamp, ToSpan};
 use tenure_model::{NodeId, Preference};
@@ -40,9 +42,19 @@ fn cluster(nodes: &[(&str, Node)]) -> Cluster {
 }
 
 fn with_policy(policy: Policy, nodes: &[(&str, Node)]) -> Cluster {
-    let mut cluster = Cluster::new(policy);
-    nodes.iter().for_each(|(name, node)| cluster.put(NodeId::new(name), node.clone()));
-    cluster
+    Cluster::of(policy, catalog(nodes))
+}
+
+fn catalog(nodes: &[(&str, Node)]) -> Catalog {
+    Catalog::new(nodes.iter().map(|(name, node)| (NodeId::new(name), Arc::new(node.clone()))))
+}
+
+/// The same nodes, and one more or one as it is now.
+fn put(cluster: &mut Cluster, name: &str, node: Node) {
+    let others = cluster.catalog().entries().iter().filter(|entry| entry.id.as_str() != name);
+    let nodes = others.map(|entry| (entry.id.clone(), Arc::clone(&entry.node)));
+    let nodes: Vec<_> = nodes.chain([(NodeId::new(name), Arc::new(node))]).collect();
+    cluster.follow(Arc::new(Catalog::new(nodes)));
 }
 
 fn request(resources: &str) -> Request {
@@ -93,8 +105,8 @@ fn a_difference_too_small_for_the_score_still_decides() {
 #[test]
 fn with_a_salt_equals_come_in_another_order_that_is_always_the_same() {
     let order = |salt| {
-        let mut cluster = Cluster::default().salted(salt);
-        ["a", "b", "c", "d"].iter().for_each(|name| cluster.put(NodeId::new(name), node("cpu=1")));
+        let nodes = ["a", "b", "c", "d"].map(|name| (name, node("cpu=1")));
+        let mut cluster = cluster(&nodes).salted(salt);
         places(&mut cluster, &request("cpu=1"), 4)
     };
     assert_eq!(order(0), "a b c d");
@@ -217,9 +229,9 @@ fn a_node_that_failed_somebody_lately_comes_after_its_equals_for_ten_minutes() {
 #[test]
 fn a_node_that_is_gone_gets_nothing_and_its_books_stay_open_until_its_attempts_have_ended() {
     let mut cluster = cluster(&[("a", node("cpu=9")), ("b", node("cpu=9"))]);
-    let (a, b) = (NodeId::new("a"), NodeId::new("b"));
+    let a = NodeId::new("a");
     cluster.reserve(&a, &request("cpu=1"));
-    cluster.keep_only([&b]);
+    cluster.follow(Arc::new(catalog(&[("b", node("cpu=9"))])));
     assert_eq!(places(&mut cluster, &request("cpu=9"), 2), "b -");
     assert_eq!(
         cluster.explain(&request(""), &History::default()).rejected.len(),
@@ -229,12 +241,9 @@ fn a_node_that_is_gone_gets_nothing_and_its_books_stay_open_until_its_attempts_h
     assert_eq!(cluster.reserved(&a).unwrap().get("cpu"), 1_000);
     cluster.release(&a, &request("cpu=1"));
     assert_eq!(cluster.reserved(&a), None);
-    cluster.put(NodeId::new("c"), node("cpu=9"));
-    assert_eq!(
-        cluster.reserved(&NodeId::new("c")).unwrap().get("cpu"),
-        0,
-        "a successor starts with clean books"
-    );
+    put(&mut cluster, "a", node("cpu=9"));
+    assert_eq!(cluster.reserved(&a), None, "a successor starts with clean books");
+    assert_eq!(places(&mut cluster, &request("cpu=9"), 2), "a -");
 }
 
 #[test]
@@ -259,6 +268,32 @@ fn of_a_shared_node_only_the_own_share_is_used_and_a_better_one_is_named() {
     assert_eq!(cluster.attainable(&request("cpu=1")), Some(NodeId::new("b")));
     assert_eq!(cluster.attainable(&request("cpu=2")), None);
     assert_eq!(cluster.conceivable(&request("cpu=2")), Some(NodeId::new("b")));
+}
+
+#[test]
+fn of_shared_nodes_nothing_is_the_own_until_it_is_allowed_and_all_of_it_could_be_had() {
+    let mut cluster = cluster(&[("a", node("cpu=8")), ("b", node("cpu=8"))]);
+    cluster.share_with_others();
+    let (a, b, one) = (NodeId::new("a"), NodeId::new("b"), request("cpu=1"));
+    assert_eq!(cluster.choose(&one, &History::default()), None);
+    let busy = cluster.explain(&one, &History::default());
+    assert_eq!((busy.candidates.len(), busy.rejected.len()), (0, 2), "{busy:?}");
+    assert_eq!(cluster.refusal(&one), None, "it could be had");
+    assert_eq!(cluster.attainable(&request("cpu=8")), Some(a.clone()));
+    cluster.allow(&a, Allowance::default());
+    assert_eq!(cluster.attainable(&request("cpu=8")), Some(b.clone()), "there is nothing left of the other");
+    cluster.forget_allowance(&a);
+    assert_eq!(cluster.attainable(&request("cpu=8")), Some(a), "that was long ago");
+    cluster.allow(&b, Allowance { own: amounts("cpu=2 tasks=2"), more: amounts("") });
+    assert_eq!(places(&mut cluster, &one, 3), "b b -");
+}
+
+#[test]
+fn a_resource_that_a_node_gets_later_is_counted_from_then_on() {
+    let mut cluster = cluster(&[("a", node("cpu=1"))]);
+    assert_eq!(places(&mut cluster, &request("gpu=1"), 1), "-");
+    put(&mut cluster, "a", node("cpu=1 gpu=2"));
+    assert_eq!(places(&mut cluster, &request("gpu=1"), 3), "a a -");
 }
 
 #[test]
@@ -291,7 +326,7 @@ fn whoever_waits_is_told_what_is_missing_and_how_close_the_closest_comes() {
         &unserved,
         "no node can take it: 1 node too small in cpu (the largest has 2), 3 not serving queue big",
     );
-    cluster.put(NodeId::new("big"), Node { taints: ["gpu".parse().unwrap()].into(), ..node("cpu=8") });
+    put(&mut cluster, "big", Node { taints: ["gpu".parse().unwrap()].into(), ..node("cpu=8") });
     let taint = "no node has cpu ≥ 3: 1 node too small (the largest has 2), 1 with taint gpu (not tolerated), \
                  1 draining, 1 not connected";
     waits_because(&cluster, &request("cpu=3"), taint);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_clock::BootTime;
 use tenure_model::{AttemptId, NodeId, TiKey};
-use tenure_store::{DrainStage, NodeRecord, StoreError};
+use tenure_store::{DrainStage, StoreError};
 
 use crate::changes::PassBuilder;
 use crate::isolation::Step;
@@ -35,9 +35,8 @@ pub(crate) struct Departures {
 }
 
 impl Departures {
-    pub fn set_drains(&mut self, nodes: &[NodeRecord]) {
-        let stage = |node: &NodeRecord| Some((node.node.clone(), node.drain.as_ref()?.stage));
-        self.drains = nodes.iter().filter_map(stage).collect();
+    pub fn set_drains(&mut self, drains: &BTreeMap<NodeId, DrainStage>) {
+        self.drains.clone_from(drains);
     }
 }
 
@@ -109,9 +108,8 @@ impl ShardOwner {
 
     fn missing_with_unclaimed(&self) -> Vec<NodeId> {
         let executor = self.deps.dispatch.executor();
-        let nodes = self.ledger.nodes_in_use().into_iter();
-        let missing = nodes.filter(|node| executor.link(node).is_none());
-        missing.filter(|node| !self.queued_on(node).is_empty()).collect()
+        let missing = self.ledger.nodes_in_use().filter(|node| executor.link(node).is_none());
+        missing.filter(|node| !self.queued_on(node).is_empty()).cloned().collect()
     }
 
     pub(crate) fn take_back(

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use tenure_clock::Clock;
 use tenure_lease::with_causes;
-use tenure_model::{Ack, Report};
+use tenure_model::{Ack, Held, NodeId, Report};
 use tenure_store::SharedStore;
 use tokio::sync::{mpsc, oneshot};
 
@@ -35,10 +35,20 @@ impl ReportDesk {
         Self { owners: Arc::default(), unowned }
     }
 
+    /// A node holds these attempts of the scope. Without an owner here it does not matter: whoever owns it finds them too.
+    pub(crate) fn found(&self, scope: &str, node: &NodeId, held: Vec<Held>) {
+        if let Some(inbox) = self.owner(scope) {
+            inbox.put_found(node.clone(), held);
+        }
+    }
+
+    fn owner(&self, scope: &str) -> Option<ReportInbox> {
+        self.owners.read().unwrap_or_else(PoisonError::into_inner).get(scope).cloned()
+    }
+
     /// Resolves once the report's effect is committed, or with `Retry` when it could not be.
     pub async fn submit(&self, report: Report) -> Ack {
-        let owner = self.owners.read().unwrap_or_else(PoisonError::into_inner).get(&report.scope).cloned();
-        if let Some(inbox) = owner
+        if let Some(inbox) = self.owner(&report.scope)
             && let Some(ack) = inbox.submit(report.clone()).await
         {
             return ack;

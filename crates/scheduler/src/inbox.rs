@@ -30,6 +30,8 @@ struct Waiting {
 pub(crate) struct Mail {
     pub reports: Vec<Envelope>,
     pub inventories: Vec<Inventory>,
+    /// Attempts of this shard that nodes have named, without having been asked about them.
+    pub found: Vec<(NodeId, Vec<Held>)>,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,10 @@ impl ReportInbox {
 
     pub fn put_inventory(&self, inventory: Inventory) {
         self.put(|mail| mail.inventories.push(inventory));
+    }
+
+    pub fn put_found(&self, node: NodeId, held: Vec<Held>) {
+        self.put(|mail| mail.found.push((node, held)));
     }
 
     fn put(&self, add: impl FnOnce(&mut Mail)) {

@@ -34,6 +34,15 @@ impl Leavers {
     pub fn holds_up(&self, ti: TiKey) -> bool {
         self.0.contains_key(&ti)
     }
+
+    /// Where they are; a node may come several times.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeId> {
+        self.0.values().map(|leaver| &leaver.node)
+    }
+
+    pub fn are_on(&self, node: &NodeId) -> bool {
+        self.nodes().any(|of| of == node)
+    }
 }
 
 impl ShardOwner {

@@ -4,11 +4,12 @@
 //! down with it, so that exactly that is given back even when the dag has changed meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use tenure_model::{NodeId, PoolName, Resources, RunKey, TaskId, TaskNo, TenantId, TiKey};
-use tenure_placement::{Allowance, Cluster, History, Holdup, Node, Policy, Request};
-use tenure_store::{Common, NodeRecord, PoolRecord, Quota, Share};
+use tenure_placement::{Allowance, Catalog, Cluster, History, Policy, Request};
+use tenure_store::{Common, PoolRecord, Quota, Share};
 
 use crate::dags::DagNo;
 
@@ -44,6 +45,20 @@ impl Limit {
 
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Pool(..) | Self::Quota(..) | Self::Capacity(_))
+    }
+
+    /// In a word or two. What exactly a task waits for is told by `tenure-outlook` to whoever asks.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Paused(_) => "paused",
+            Self::Run(_) => "run",
+            Self::TaskInDag(..) => "task in dag",
+            Self::TaskInRun(..) => "task in run",
+            Self::Pool(..) => "pool",
+            Self::Quota(..) => "quota",
+            Self::Capacity(_) | Self::BetterNode(_) => "node",
+            Self::Leaving(_) => "last attempt",
+        }
     }
 }
 
@@ -86,11 +101,11 @@ pub(crate) struct Ledger {
     tasks_in_dags: BTreeMap<(DagNo, TaskId), u32>,
     tasks_in_runs: BTreeMap<(RunKey, TaskId), u32>,
     held: BTreeMap<TiKey, Held>,
+    /// The same by node, without nodes that hold nothing.
+    held_on: BTreeMap<NodeId, BTreeSet<TiKey>>,
     /// Other shards draw from the same pools and nodes.
     shared: bool,
-    /// What the nodes have.
-    nodes: BTreeMap<NodeId, Resources>,
-    /// This shard's shares of them.
+    /// This shard's shares of nodes, where it has any.
     allowed: BTreeMap<NodeId, Resources>,
     shapes: Vec<Request>,
     shape_of: BTreeMap<Request, Shape>,
@@ -153,13 +168,7 @@ impl Ledger {
         Self { cluster: Cluster::new(policy).salted(salt), ..Self::default() }
     }
 
-    pub fn set_limits(
-        &mut self,
-        pools: &[PoolRecord],
-        quotas: &[Quota],
-        nodes: &[NodeRecord],
-        reaches: impl Fn(&NodeId) -> bool,
-    ) {
+    pub fn set_limits(&mut self, pools: &[PoolRecord], quotas: &[Quota], nodes: &Arc<Catalog>) {
         self.pools.values_mut().for_each(|slots| slots.total = None);
         for pool in pools {
             let slots = self.pools.entry(pool.name.clone()).or_default();
@@ -176,35 +185,17 @@ impl Ledger {
                 budget.share.get_or_insert_default();
             }
         }
-        self.nodes = nodes.iter().map(|node| (node.node.clone(), node.capacity.clone())).collect();
-        self.cluster.keep_only(self.nodes.keys());
-        // A node that comes back is a new one to the cluster: nothing is this shard's until it has asked.
-        self.allowed.retain(|node, _| self.nodes.contains_key(node));
-        for node in nodes {
-            let known = Node {
-                capacity: node.capacity.clone(),
-                labels: node.labels.clone(),
-                taints: node.taints.clone(),
-                queues: node.queues.clone(),
-                reachable: reaches(&node.node),
-                draining: !node.takes_work(),
-            };
-            self.cluster.put(node.node.clone(), known);
-        }
-        if self.shared {
-            let unknown: Vec<NodeId> =
-                self.nodes.keys().filter(|node| !self.allowed.contains_key(*node)).cloned().collect();
-            for node in unknown {
-                // Nothing is known of the others' shares yet: all of it might be had.
-                let more = self.nodes[&node].clone();
-                self.set_allowance(node, Allowance { own: Resources::default(), more });
-            }
+        if !Arc::ptr_eq(nodes, self.cluster.catalog()) {
+            self.cluster.follow(Arc::clone(nodes));
+            // A node that comes back is a new one to the cluster: nothing is this shard's until it has asked.
+            self.allowed.retain(|node, _| nodes.node(node).is_some());
         }
     }
 
     /// Several shards draw from the same pools and nodes: nothing is this one's but its shares.
     pub fn share_with_others(&mut self) {
         self.shared = true;
+        self.cluster.share_with_others();
     }
 
     pub fn set_share(&mut self, share: &Share) {
@@ -217,15 +208,21 @@ impl Ledger {
                 self.quotas.entry(tenant.clone()).or_default().share = Some(share.amount.clone());
             }
             Common::Node(node) => {
-                let allowance = Allowance { own: share.amount.clone(), more: share.free.clone() };
-                self.set_allowance(node.clone(), allowance);
+                let own = share.amount.clone();
+                self.cluster.allow(node, Allowance { own: own.clone(), more: share.free.clone() });
+                match own.is_empty() {
+                    true => drop(self.allowed.remove(node)),
+                    false => drop(self.allowed.insert(node.clone(), own)),
+                }
             }
         }
     }
 
-    fn set_allowance(&mut self, node: NodeId, allowance: Allowance) {
-        self.cluster.allow(&node, allowance.clone());
-        self.allowed.insert(node, allowance.own);
+    /// What others had of a node was heard long ago. Nothing is forgotten that is this shard's.
+    pub fn forget_others_on(&mut self, node: &NodeId) {
+        if !self.allowed.contains_key(node) {
+            self.cluster.forget_allowance(node);
+        }
     }
 
     /// What there is of it, what this shard may use, and what it does use.
@@ -254,7 +251,12 @@ impl Ledger {
                 }
             }
             Common::Node(node) => Account {
-                total: self.nodes.get(node).cloned().unwrap_or_default(),
+                total: self
+                    .cluster
+                    .catalog()
+                    .node(node)
+                    .map(|node| node.capacity.clone())
+                    .unwrap_or_default(),
                 share: self.allowed.get(node).cloned().unwrap_or_default(),
                 used: self.cluster.reserved(node).unwrap_or_default(),
             },
@@ -264,13 +266,12 @@ impl Ledger {
     /// Everything this shard has a share of, or should have.
     pub fn shares(&self) -> Vec<Common> {
         let pools = self.pools.iter().filter(|(_, slots)| slots.share.is_some_and(|share| share > 0));
-        let nodes = self.allowed.iter().filter(|(_, own)| !own.is_empty());
         // What runs already counts against a quota that comes later.
         let quotas = self.quotas.keys().filter(|tenant| self.taken.contains_key(*tenant));
         pools
             .map(|(pool, _)| Common::Pool(pool.clone()))
             .chain(quotas.map(|tenant| Common::Quota(tenant.clone())))
-            .chain(nodes.map(|(node, _)| Common::Node(node.clone())))
+            .chain(self.allowed.keys().map(|node| Common::Node(node.clone())))
             .collect()
     }
 
@@ -350,20 +351,29 @@ impl Ledger {
         self.held.iter().map(|(ti, held)| (*ti, &held.node, &held.wish))
     }
 
-    /// Nodes on which something is bound.
-    pub fn nodes_in_use(&self) -> BTreeSet<NodeId> {
-        self.held.values().map(|held| held.node.clone()).collect()
+    /// Nodes on which something is bound, by name.
+    pub fn nodes_in_use(&self) -> impl Iterator<Item = &NodeId> {
+        self.held_on.keys()
+    }
+
+    pub fn is_in_use(&self, node: &NodeId) -> bool {
+        self.held_on.contains_key(node)
     }
 
     /// What is bound on a node.
-    pub fn held_on<'a>(&'a self, node: &'a NodeId) -> impl Iterator<Item = TiKey> + 'a {
-        self.held.iter().filter(move |(_, held)| held.node == *node).map(|(ti, _)| *ti)
+    pub fn held_on<'a>(&'a self, node: &NodeId) -> impl Iterator<Item = TiKey> + 'a {
+        self.held_on.get(node).into_iter().flatten().copied()
     }
 
     /// Gives back what `ti` holds, if anything; answers with what may have room now.
     pub fn give_back(&mut self, ti: TiKey) -> Vec<Limit> {
         let Some(Held { node, wish }) = self.held.remove(&ti) else { return vec![] };
         self.cluster.release(&node, &wish.request);
+        let on_node = self.held_on.get_mut(&node).expect("what is given back was taken");
+        on_node.remove(&ti);
+        if on_node.is_empty() {
+            self.held_on.remove(&node);
+        }
         self.pools.entry(wish.pool.clone()).or_default().used -= wish.pool_slots;
         let taken = self.taken.get_mut(&wish.tenant).expect("what is given back was taken");
         taken.subtract(&wish.request.resources);
@@ -438,43 +448,6 @@ impl Ledger {
         }
     }
 
-    /// What each of a limit's waiting tasks is told.
-    pub fn explain(&self, limit: &Limit) -> String {
-        let holdup = match limit {
-            Limit::Paused(_) => Holdup::Paused,
-            Limit::Run(_) => Holdup::Run { most: self.caps.get(limit).copied() },
-            Limit::TaskInDag(_, task) => Holdup::TaskInDag { task: task.clone() },
-            Limit::TaskInRun(_, task) => Holdup::TaskInRun { task: task.clone() },
-            Limit::Pool(pool, slots) => {
-                Holdup::pool(pool.clone(), self.pools.get(pool).and_then(|slots| slots.total), *slots)
-            }
-            Limit::Quota(tenant, shape) => {
-                let (none, asked) = (Resources::default(), &self.shapes[shape.0 as usize].resources);
-                let most = self.quotas.get(tenant).and_then(|budget| budget.most.as_ref()).unwrap_or(&none);
-                // Whatever this shard has of it: all shards together take all of it, or the rest is being asked for.
-                let short = |used| Holdup::quota(tenant, most, used, asked);
-                match short(&none).or_else(|| short(self.taken.get(tenant)?)).or_else(|| short(most)) {
-                    Some(holdup) => holdup,
-                    None => return "its tenant may take more again".into(),
-                }
-            }
-            Limit::Capacity(shape) => match self.cluster.refusal(&self.shapes[shape.0 as usize]) {
-                Some(unplaceable) => Holdup::Nowhere(unplaceable),
-                None => return "a node has room again".into(),
-            },
-            Limit::Leaving(_) => return "its last attempt is still being stopped".into(),
-            Limit::BetterNode(ti) => {
-                return match self.asked.get(ti) {
-                    Some(Asked { node, .. }) => {
-                        format!("a share of {node}, which suits it better, is being asked for")
-                    }
-                    None => "a share of a better node has been asked for".into(),
-                };
-            }
-        };
-        holdup.to_string()
-    }
-
     fn blocked(&mut self, wish: &Wish) -> Option<Limit> {
         let count = |used: Option<&u32>| used.copied().unwrap_or(0);
         let task_in_dag = Limit::TaskInDag(wish.dag, wish.task.clone());
@@ -522,6 +495,10 @@ impl Ledger {
         *self.tasks_in_runs.entry((wish.run, wish.task.clone())).or_default() += 1;
         // What came before it has mattered until now.
         let wish = Wish { history: History::default(), ..wish };
+        match self.held_on.get_mut(&node) {
+            Some(on_node) => drop(on_node.insert(ti)),
+            None => drop(self.held_on.insert(node.clone(), BTreeSet::from([ti]))),
+        }
         let before = self.held.insert(ti, Held { node, wish });
         assert!(before.is_none(), "{ti:?} occupies twice");
     }

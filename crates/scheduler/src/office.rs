@@ -1,8 +1,8 @@
 //! One shard in this process, from one term to the next: reads it, works, starts over when memory cannot be trusted,
 //! and stops the moment the term is lost. A database that is away is waited out; nothing here gives up for good.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::desk::ReportDesk;
 use crate::inbox::ReportInbox;
+use crate::muster::Muster;
 use crate::owner::{Carried, Deps, OwnerConfig, ShardOwner};
 use crate::pass::PassError;
 use crate::scheduler::OwnerStatus;
@@ -23,6 +24,7 @@ pub(crate) struct Office {
     pub shard: ShardId,
     pub scope: Scope,
     pub desk: ReportDesk,
+    pub muster: Arc<Muster>,
     pub lease_metrics: LeaseMetrics,
     pub status: watch::Sender<OwnerStatus>,
     pub changes: watch::Sender<u64>,
@@ -140,6 +142,7 @@ impl Office {
                 Ok(mut owner) => {
                     self.answered();
                     let _route = self.desk.route(self.scope.as_str(), inbox);
+                    self.muster.call();
                     let ended = self.work(&mut owner, tenure, &mut backoff).await;
                     carried = Carried { cautious: true, ..owner.carried };
                     ended
@@ -161,7 +164,6 @@ impl Office {
 
     async fn work(&self, owner: &mut ShardOwner, tenure: &Tenure, backoff: &mut Duration) -> Ended {
         let mut wakes = self.deps.store.wakes(self.shard);
-        let mut links = self.deps.dispatch.executor().links();
         let mut freed = self.deps.dispatch.freed();
         let mut look = true;
         let mut next_look = self.deps.clock.boottime() + self.deps.config.tick;
@@ -213,7 +215,7 @@ impl Office {
                 () = tenure.asked_back().cancelled() => return Ended::AskedBack,
                 () = owner.inbox.arrived() => {}
                 changed = wakes.changed() => look = changed.is_ok(),
-                changed = links.changed() => look = changed.is_ok(),
+                () = self.deps.roster.changed_since(owner.roll.number) => look = true,
                 changed = freed.changed(), if owner.ready.has_work() => {
                     changed.expect("the pool outlives its owners");
                 }

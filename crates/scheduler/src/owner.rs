@@ -14,9 +14,8 @@ use tenure_model::{AttemptId, DagSpec, RunKey, RunState, ShardId, TaskNo, TaskSt
 use tenure_placement::{History, Policy, Request};
 use tenure_planner::{DagGraph, Past, RunFacts, RunPlan};
 use tenure_store::{
-    DagSchedule, DagVersion, DagVersionName, Limits, RunHeader, RunSnapshot, SharedStore, StoreError,
+    DagSchedule, DagVersion, DagVersionName, RunHeader, RunSnapshot, SharedStore, StoreError,
 };
-use tokio::sync::watch;
 
 use crate::dags::{DagBook, DagNo, SchedulePlan, TenantNo};
 use crate::departures::Departures;
@@ -27,6 +26,7 @@ use crate::ledger::{Ledger, Limit, Wish};
 use crate::metrics::{SchedulerMetrics, ShardLabel};
 use crate::preemption::Preemption;
 use crate::ready::{Candidate, ReadyQueue};
+use crate::roster::{Roll, Roster};
 use crate::shares::Trades;
 use crate::watch::NodeWatch;
 
@@ -77,6 +77,8 @@ pub(crate) struct Deps {
     pub entropy: Entropy,
     pub metrics: SchedulerMetrics,
     pub config: OwnerConfig,
+    /// What all owners of this process place on.
+    pub roster: Arc<Roster>,
     /// Into how many the dags are divided.
     pub shards: u16,
 }
@@ -91,8 +93,8 @@ pub(crate) struct ShardOwner {
     graphs: BTreeMap<(DagNo, u32), Arc<DagGraph>>,
     pub(crate) ready: ReadyQueue,
     pub(crate) ledger: Ledger,
-    /// Which version of the limits the ledger has.
-    pub(crate) limits_version: u64,
+    /// Which pools, quotas and nodes the ledger has.
+    pub(crate) roll: Arc<Roll>,
     /// When time alone changes something in a run.
     pub(crate) wakes: BTreeSet<(Timestamp, RunKey)>,
     /// Until when each queued attempt must be claimed.
@@ -122,8 +124,6 @@ pub(crate) struct ShardOwner {
     pub(crate) departures: Departures,
     pub(crate) leavers: Leavers,
     pub(crate) preemption: Preemption,
-    /// Nodes that came or went since the last look.
-    links: watch::Receiver<u64>,
     pub(crate) carried: Carried,
 }
 
@@ -201,9 +201,8 @@ impl ShardOwner {
         carried: Carried,
     ) -> Result<Self, StoreError> {
         let now = deps.clock.now();
-        let (snapshot, limits) = tokio::try_join!(deps.store.shard_snapshot(shard), deps.store.limits())?;
+        let (snapshot, roll) = tokio::try_join!(deps.store.shard_snapshot(shard), deps.roster.get(|_| true))?;
         let boottime = deps.clock.boottime();
-        let links = deps.dispatch.executor().links();
         // Equal nodes in an order of its own: shards that begin together should not all begin with the same node.
         let salt = if deps.shards > 1 { u64::from(shard.0) + 1 } else { 0 };
         let ledger = Ledger::new(deps.config.placement, salt);
@@ -217,7 +216,7 @@ impl ShardOwner {
             graphs: BTreeMap::new(),
             ready: ReadyQueue::default(),
             ledger,
-            limits_version: limits.version,
+            roll: Arc::clone(&roll),
             wakes: BTreeSet::new(),
             claims_due: BTreeSet::new(),
             stale: BTreeSet::new(),
@@ -235,13 +234,12 @@ impl ShardOwner {
             departures: Departures::default(),
             leavers: Leavers::default(),
             preemption: Preemption::default(),
-            links,
             carried,
         };
         if owner.deps.shards > 1 {
             owner.ledger.share_with_others();
         }
-        owner.set_limits(&limits);
+        owner.set_limits(roll);
         snapshot.shares.iter().for_each(|share| owner.ledger.set_share(share));
         for (run, what) in snapshot.unreadable {
             owner.park_unreadable(run, what);
@@ -270,10 +268,10 @@ impl ShardOwner {
     }
 
     /// What holds scheduled tasks back, and how many.
-    pub fn waiting(&self) -> Vec<(String, usize)> {
-        let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+    pub fn waiting(&self) -> Vec<(&'static str, usize)> {
+        let mut reasons: BTreeMap<&'static str, usize> = BTreeMap::new();
         for (limit, count) in self.ready.parked() {
-            *reasons.entry(self.ledger.explain(limit)).or_default() += count;
+            *reasons.entry(limit.kind()).or_default() += count;
         }
         let waiting = self.deps.metrics.waiting_tasks.get_or_create(&ShardLabel::of(self.shard));
         waiting.set(reasons.values().sum::<usize>() as i64);
@@ -466,32 +464,34 @@ impl ShardOwner {
         self.runs[&key].wish(key, task)
     }
 
-    /// Pools, quotas and nodes as they are now, and everything that they held back has another try.
-    pub async fn read_limits(&mut self) -> Result<(), StoreError> {
-        let limits = self.deps.store.limits().await?;
-        self.set_limits(&limits);
+    /// Pools, quotas and nodes are those of this version, or newer, and who can be reached is known as of now.
+    /// `doubtful`: something may have changed that the version does not tell.
+    pub async fn keep_up_with(&mut self, version: u64, doubtful: bool) -> Result<(), StoreError> {
+        let Roll { read: last_read, version: last_version, .. } = *self.roll;
+        // A database that has lost its latest changes counts on from an earlier number.
+        let doubtful = doubtful || version < last_version;
+        let will_do = |roll: &Roll| if doubtful { roll.read > last_read } else { roll.version >= version };
+        let roll = self.deps.roster.get(will_do).await?;
+        if roll.number == self.roll.number {
+            return Ok(());
+        }
+        let other_limits = roll.read != last_read;
+        self.set_limits(roll);
+        self.watch.links_changed();
         self.ready.free_all();
-        // There may be less of something than there was.
-        for of in self.ledger.shares() {
-            self.trades.called(of, true, self.deps.clock.boottime());
+        if other_limits {
+            // There may be less of something than there was.
+            for of in self.ledger.shares() {
+                self.trades.called(of, true, self.deps.clock.boottime());
+            }
         }
         Ok(())
     }
 
-    /// Nodes that nothing can be handed to are no place for anything.
-    fn set_limits(&mut self, limits: &Limits) {
-        let Limits { version, pools, quotas, nodes } = limits;
-        self.limits_version = *version;
-        self.departures.set_drains(nodes);
-        let executor = self.deps.dispatch.executor();
-        self.ledger.set_limits(pools, quotas, nodes, |node| executor.link(node).is_some());
-    }
-
-    /// Whether nodes came or went since this was last asked.
-    pub fn links_changed(&mut self) -> bool {
-        let changed = self.links.has_changed().unwrap_or(false);
-        self.links.mark_unchanged();
-        changed
+    fn set_limits(&mut self, roll: Arc<Roll>) {
+        self.departures.set_drains(&roll.drains);
+        self.ledger.set_limits(&roll.pools, &roll.quotas, &roll.nodes);
+        self.roll = roll;
     }
 
     /// The hand-out of a bound attempt.

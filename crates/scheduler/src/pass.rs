@@ -64,6 +64,9 @@ impl ShardOwner {
         for inventory in mail.inventories {
             self.compare_inventory(inventory, &mut builder, now).await?;
         }
+        for (node, held) in mail.found {
+            self.stop_unwanted(node, held, &mut builder).await?;
+        }
         if look {
             self.meet_nodes();
             self.reap_silent(now).await?;
@@ -96,11 +99,8 @@ impl ShardOwner {
     async fn attend(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<bool, PassError> {
         let look = self.deps.store.attention(self.shard, ATTENTION_BATCH).await?;
         let more = look.items.len() as u32 == ATTENTION_BATCH;
-        let mut limits_changed = look.limits != self.limits_version;
-        if self.links_changed() {
-            self.watch.links_changed();
-            limits_changed = true;
-        }
+        let unknown = look.items.iter().any(|item| item.what == Attention::Unknown);
+        self.keep_up_with(look.limits, unknown).await?;
         for item in look.items {
             builder.pass.attended.push(item.seq);
             match item.what {
@@ -124,11 +124,9 @@ impl ShardOwner {
                 Attention::Shares { of, given_back } => {
                     self.trades.called(of, given_back, self.deps.clock.boottime());
                 }
-                Attention::Unknown => limits_changed = true,
+                // From a release that told in this way that the limits have changed.
+                Attention::Unknown => {}
             }
-        }
-        if limits_changed {
-            self.read_limits().await?;
         }
         Ok(more)
     }
@@ -425,6 +423,9 @@ impl ShardOwner {
         // It is linked, or it would be no place. Before it had anything of this shard nobody took note of that, and should
         // the link break before the next look, its silence counts from here and not from the takeover.
         self.watch.hear(&node, self.deps.clock.boottime());
+        if let Some(link) = self.deps.dispatch.executor().link(&node) {
+            self.watch.use_node(&node, link.id);
+        }
         if self.with_plan(ti.run, Step::Bind, |plan| plan.bind(ti.task, attempt, node, now)).is_none() {
             return; // what it took is free again
         }

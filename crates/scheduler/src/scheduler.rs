@@ -21,8 +21,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::desk::ReportDesk;
 use crate::metrics::SchedulerMetrics;
+use crate::muster::Muster;
 use crate::office::Office;
 use crate::owner::{Deps, OwnerConfig};
+use crate::roster::Roster;
 use crate::tireless::tirelessly;
 
 /// Everything a scheduler is built from.
@@ -74,8 +76,8 @@ pub struct OwnerStatus {
     pub reason: String,
     pub active_runs: usize,
     pub last_pass_at: Option<Timestamp>,
-    /// Scheduled tasks that something holds back: why, and how many. As of the latest tick.
-    pub waiting: Vec<(String, usize)>,
+    /// Scheduled tasks that something holds back: what kind of thing, and how many. As of the latest look.
+    pub waiting: Vec<(&'static str, usize)>,
 }
 
 impl OwnerStatus {
@@ -134,7 +136,7 @@ impl Scheduler {
         let dispatch = DispatchPool::new(
             parts.pool,
             Arc::clone(&parts.store),
-            parts.executor,
+            Arc::clone(&parts.executor),
             parts.secrets,
             Arc::clone(&parts.clock),
             failures,
@@ -144,14 +146,16 @@ impl Scheduler {
             ReportDesk::open(Arc::clone(&parts.store), Arc::clone(&parts.clock), parts.metrics.clone());
         tokio::spawn(forward(failed, desk.clone()));
         let deps = Deps {
-            store: parts.store,
+            store: Arc::clone(&parts.store),
             dispatch,
             clock: parts.clock,
             entropy: parts.entropy,
             metrics: parts.metrics,
             config: parts.config,
+            roster: Roster::new(Arc::clone(&parts.store), Arc::clone(&parts.executor)),
             shards: parts.shards,
         };
+        let muster = Muster::new(parts.executor, desk.clone());
         let (changes, changed) = watch::channel(0);
         let stranded = watch::Sender::new(());
         let office = |shard: ShardId| {
@@ -161,6 +165,7 @@ impl Scheduler {
                 shard,
                 scope: scope.clone(),
                 desk: desk.clone(),
+                muster: Arc::clone(&muster),
                 lease_metrics: parts.lease_metrics.clone(),
                 status: watch::Sender::new(OwnerStatus::idle(scope.clone(), "standing for it")),
                 changes: changes.clone(),
@@ -194,7 +199,7 @@ impl Scheduler {
             stranded,
         };
         let task = tokio::spawn(stand(Arc::new(cabinet), stop.clone()));
-        tokio::spawn(stop.clone().run_until_cancelled_owned(warm(deps, stop.clone())));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(keep_up(deps, muster, stop.clone())));
         let handle = SchedulerHandle { shards, changes: changed, elector: parts.elector };
         Self { handle, desk, stop, task }
     }
@@ -230,9 +235,23 @@ async fn stand(cabinet: Arc<Cabinet>, stop: CancellationToken) {
     tirelessly("scheduler", &*cabinet.clock, &cabinet.metrics.loop_panics, &stop, work).await;
 }
 
-async fn warm(deps: Deps, stop: CancellationToken) {
-    let work = || keep_warm(Arc::clone(&deps.store), deps.entropy.clone());
-    tirelessly("reading ahead", &*deps.clock, &deps.metrics.loop_panics, &stop, work).await;
+/// What goes on beside the owners, for all of them: reads ahead, follows links, musters nodes.
+async fn keep_up(deps: Deps, muster: Arc<Muster>, stop: CancellationToken) {
+    let (clock, panics) = (&*deps.clock, &deps.metrics.loop_panics);
+    let warm = || keep_warm(Arc::clone(&deps.store), deps.entropy.clone());
+    let follow = || {
+        let roster = Arc::clone(&deps.roster);
+        async move { roster.follow_links().await }
+    };
+    let hold = || {
+        let muster = Arc::clone(&muster);
+        async move { muster.hold().await }
+    };
+    tokio::join!(
+        tirelessly("reading ahead", clock, panics, &stop, warm),
+        tirelessly("following links", clock, panics, &stop, follow),
+        tirelessly("mustering nodes", clock, panics, &stop, hold),
+    );
 }
 
 /// All shards, as far as this process stands for them.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_clock::BootTime;
-use tenure_model::Resources;
+use tenure_model::{NodeId, Resources};
 use tenure_store::{Bid, Common};
 
 use crate::ledger::{Account, Limit};
@@ -26,6 +26,8 @@ pub(crate) struct Trades {
     patient: BTreeMap<Common, BootTime>,
     /// Since when there is some that nothing uses yet.
     kept: BTreeMap<Common, BootTime>,
+    /// Nodes of which this shard has nothing, and until when it remembers what the others had of them.
+    heard_of: BTreeMap<NodeId, BootTime>,
 }
 
 /// What tasks wait for: all of it, and the least that would let one of them go.
@@ -47,6 +49,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// need a slot and a place on a node would each give up the one while they ask for the other, and none would ever have
 /// both. All ask in the same order (pool, quota, node) and keep only what comes before, so nobody waits in a circle.
 const KEPT_FOR: Duration = Duration::from_secs(2);
+/// How long a shard that has nothing of a node remembers how much of it was to be had. Others come and go.
+const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// How long whoever gave something back leaves it to the others.
 const AFTER_YOU: Duration = Duration::from_millis(30);
 
@@ -86,6 +90,13 @@ impl ShardOwner {
             let Account { share, used, .. } = ledger.account(of);
             exceeds(&share, &used)
         });
+        self.trades.heard_of.retain(|node, until| {
+            let remembered = *until > now;
+            if !remembered {
+                self.ledger.forget_others_on(node);
+            }
+            remembered
+        });
         let bids = self.bids(now);
         // Asked for in this trade or not to be had: they have waited for that, and for no more.
         let settled = self.ready.free_better_nodes();
@@ -98,6 +109,12 @@ impl ShardOwner {
         for (bid, share) in bids.iter().zip(&shares) {
             let before = self.ledger.account(&share.of).share;
             self.ledger.set_share(share);
+            if let Common::Node(node) = &share.of {
+                match share.amount.is_empty() {
+                    true => drop(self.trades.heard_of.insert(node.clone(), now + REMEMBERED_FOR)),
+                    false => drop(self.trades.heard_of.remove(node)),
+                }
+            }
             gained |= exceeds(&share.amount, &before);
             let pause = match exceeds(&before, &bid.wish) {
                 true => Some(AFTER_YOU),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tenure_clock::BootTime;
 use tenure_dispatch::Binding;
-use tenure_model::{AttemptId, FailReason, NodeId, Outcome, RunState, TaskState, TiKey};
+use tenure_model::{AttemptId, FailReason, Held, NodeId, Outcome, RunState, TaskState, TiKey};
 use tenure_store::StoreError;
 
 use crate::changes::PassBuilder;
@@ -23,7 +23,7 @@ pub(crate) struct NodeWatch {
     /// Watching without a break since then: what was silent before is not held against anybody.
     since: BootTime,
     last_look: BootTime,
-    /// The link on which each node was last met.
+    /// The link on which each node that runs something was last met.
     met: BTreeMap<NodeId, Met>,
     /// Somebody may have come, or has still to answer: without that a look costs nothing, however many nodes there are.
     meeting_due: bool,
@@ -55,9 +55,17 @@ impl NodeWatch {
         self.meeting_due = true;
     }
 
-    /// This owner has had a link to the node.
+    /// This owner has had a link to the node while it had something there.
     pub fn has_met(&self, node: &NodeId) -> bool {
         self.met.contains_key(node)
+    }
+
+    /// Something of this shard comes to the node, on this link. What it holds already need not be asked for: nothing of this
+    /// shard that anybody knows of.
+    pub fn use_node(&mut self, node: &NodeId, link: u64) {
+        if !self.met.contains_key(node) {
+            self.met.insert(node.clone(), Met { link, asked: true });
+        }
     }
 
     pub fn hear(&mut self, node: &NodeId, at: BootTime) {
@@ -91,15 +99,19 @@ struct Met {
 const BREAK: Duration = Duration::from_secs(5);
 
 impl ShardOwner {
-    /// Every node that has come or come back is offered what nobody has claimed there, since whoever was to deliver it
-    /// may have died, or its connection; delivering twice is harmless. And it is asked what it holds: the answer comes
-    /// by mail.
+    /// Every node of this shard's that has come or come back is offered what nobody has claimed there, since whoever was to
+    /// deliver it may have died, or its connection; delivering twice is harmless. And it is asked what it holds: the answer
+    /// comes by mail. The others are asked for all shards of this process together (`muster.rs`).
     pub fn meet_nodes(&mut self) {
         if !std::mem::take(&mut self.watch.meeting_due) {
             return;
         }
         let executor = Arc::clone(self.deps.dispatch.executor());
-        for node in executor.linked() {
+        let (ledger, leavers) = (&self.ledger, &self.leavers);
+        self.watch.met.retain(|node, _| ledger.is_in_use(node) || leavers.are_on(node));
+        let ours = self.ledger.nodes_in_use().chain(self.leavers.nodes());
+        let ours: BTreeSet<NodeId> = ours.cloned().collect();
+        for node in ours {
             let Some(link) = executor.link(&node) else { continue };
             let met = self.watch.met.insert(node.clone(), Met { link: link.id, asked: true });
             let met = met.filter(|met| met.link == link.id);
@@ -121,8 +133,7 @@ impl ShardOwner {
         }
     }
 
-    /// What ran there when the node was asked and it does not hold is positively gone; what it holds of this
-    /// shard and nobody wants is to be stopped.
+    /// What ran there when the node was asked and it does not hold is positively gone.
     pub async fn compare_inventory(
         &mut self,
         inventory: Inventory,
@@ -144,9 +155,19 @@ impl ShardOwner {
                 self.lose(ti, attempt, &FailReason::Lost, now);
             }
         }
-        let ours = held.into_iter().filter(|held| held.scope == self.tenure.scope().as_str());
+        let ours = held.into_iter().filter(|held| held.scope == self.tenure.scope().as_str()).collect();
+        self.stop_unwanted(node, ours, builder).await
+    }
+
+    /// What a node holds of this shard and nobody wants is to be stopped.
+    pub async fn stop_unwanted(
+        &mut self,
+        node: NodeId,
+        held: Vec<Held>,
+        builder: &mut PassBuilder,
+    ) -> Result<(), StoreError> {
         let mut unknown = vec![];
-        for held in ours {
+        for held in held {
             match self.runs.get(&held.ti.run) {
                 Some(run) => {
                     let wanted = run.plan.task(held.ti.task);
@@ -164,7 +185,7 @@ impl ShardOwner {
         // Most likely the run has ended. But the database may have been divided anew since.
         let keys: Vec<_> = unknown.iter().map(|held| held.ti.run).collect();
         let loaded = self.deps.store.load_runs(&keys).await?;
-        let elsewhere = |held: &tenure_model::Held| {
+        let elsewhere = |held: &Held| {
             let header = loaded.runs.iter().map(|run| &run.header).find(|header| header.key == held.ti.run);
             header.is_some_and(|header| header.shard != self.shard || header.state == RunState::Running)
                 || loaded.unreadable.iter().any(|(run, _)| *run == held.ti.run)
@@ -178,9 +199,9 @@ impl ShardOwner {
     pub async fn reap_silent(&mut self, now: Timestamp) -> Result<(), StoreError> {
         let (clock, threshold) = (self.deps.clock.boottime(), self.deps.config.heartbeat_threshold);
         self.watch.look(clock, self.deps.config.tick + BREAK);
-        let in_use = self.ledger.nodes_in_use();
-        self.watch.heard.retain(|node, _| in_use.contains(node));
-        for node in &in_use {
+        let ledger = &self.ledger;
+        self.watch.heard.retain(|node, _| ledger.is_in_use(node));
+        for node in ledger.nodes_in_use() {
             if let Some(link) = self.deps.dispatch.executor().link(node) {
                 self.watch.hear(node, link.heard);
             }
@@ -188,7 +209,7 @@ impl ShardOwner {
         // Another replica may hear what this one does not. It is asked long before the threshold, because afterwards
         // nobody remembers when it last did.
         let quiet = |node: &NodeId| self.watch.silence(node, clock) > threshold / 3;
-        let quiet: Vec<NodeId> = in_use.into_iter().filter(quiet).collect();
+        let quiet: Vec<NodeId> = ledger.nodes_in_use().filter(|node| quiet(node)).cloned().collect();
         if quiet.is_empty() {
             return Ok(());
         }

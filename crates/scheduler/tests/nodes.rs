@@ -4,8 +4,11 @@
 mod rig;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rig::faulty::Faulty;
 use rig::{Options, Owner, Rig, exec, held, report, wait};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_model::{
@@ -179,7 +182,7 @@ async fn tasks_wait_for_a_node_that_is_gone_and_go_to_it_when_it_is_back() {
     let mut owner = rig.owner(Options::default());
     owner.hands.disconnect("n");
     rig.trigger("d", "r").await;
-    let told = || owner.status().waiting.iter().any(|(why, _)| why.contains("1 node not connected"));
+    let told = || owner.status().waiting.contains(&("node", 1));
     wait("the reason is shown", told).await;
     owner.hands.connect("n", Some(vec![]));
     owner.play(Outcome::Success).await;
@@ -322,4 +325,52 @@ async fn what_five_hundred_nodes_lost_together_had_not_begun_moves_once_and_not_
     let moments: BTreeSet<_> = withdrawn.map(|row| row.at).collect();
     assert!(moments.len() > 1, "all at {moments:?}");
     assert_eq!(owner.claim(&first[0]).await, Ack::Superseded, "whoever comes back has nothing to start");
+}
+
+/// Whoever was to stop it has died, no row names it any more, and the shard has nothing else on that node.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nobody_wants_is_found_and_stopped_on_whichever_node_it_is_and_by_whoever_takes_over() {
+    let rig = Rig::new().await;
+    rig.named_node("m", 1_000).await;
+    let (mut owner, first) = running(&rig).await;
+    let stray = |attempt| Held { attempt, ..held(&first) };
+    let (later, sooner) = (stray(some_attempt()), stray(some_attempt()));
+    owner.hands.connect("m", Some(vec![later.clone()]));
+    owner.wait_stopped(later.attempt).await;
+    assert_eq!(owner.end(&first, Outcome::Success).await, Ack::Accepted);
+    assert!(owner.nothing_yet());
+    owner.kill();
+    let next = rig.owner(Options { restarted: true, in_reach: false, ..Options::default() });
+    next.hands.connect("m", Some(vec![sooner.clone()]));
+    next.wait_stopped(sooner.attempt).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_shards_of_a_process_read_the_limits_together() {
+    const SHARDS: u16 = 16;
+    let plain = Rig::with_shards(SHARDS).await;
+    let read = Arc::new(AtomicU32::new(0));
+    let counting = Arc::clone(&read);
+    let store = Faulty::before(plain.store, move |call| {
+        counting.fetch_add(u32::from(call == "limits"), Ordering::SeqCst);
+        Ok(())
+    });
+    let rig = Rig::on(store, SHARDS).await;
+    let mut owner = rig.owner(Options::default());
+    let dags: Vec<String> = (0..SHARDS * 2).map(|number| format!("d{number}")).collect();
+    for dag in &dags {
+        let task = TaskSpec { pool: PoolName::new("rare"), ..exec("a") };
+        rig.register(DagSpec::new(dag.as_str(), vec![task])).await;
+        rig.trigger(dag, "r").await;
+    }
+    for dag in &dags {
+        rig.wait_states(dag, "r", "scheduled").await;
+    }
+    let before = read.load(Ordering::SeqCst);
+    let pool = PoolRecord { name: PoolName::new("rare"), slots: 1_000, description: String::new() };
+    rig.store.put_pool(&rig.user(), &pool).await.unwrap();
+    for _ in &dags {
+        owner.play(Outcome::Success).await;
+    }
+    assert_eq!((before, read.load(Ordering::SeqCst)), (1, 2), "once at the start, once for what changed");
 }

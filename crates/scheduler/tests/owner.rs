@@ -173,7 +173,7 @@ async fn a_missing_pool_holds_its_tasks_and_says_so_until_it_is_there() {
     let mut owner = rig.owner(Options::default());
     rig.trigger("d", "r").await;
     rig.wait_states("d", "r", "scheduled").await;
-    let told = || owner.status().waiting.iter().any(|(why, _)| why.contains("rare does not exist"));
+    let told = || owner.status().waiting.contains(&("pool", 1));
     wait("the reason is shown", told).await;
     let pool = PoolRecord { name: PoolName::new("rare"), slots: 1, description: String::new() };
     rig.store.put_pool(&rig.user(), &pool).await.unwrap();

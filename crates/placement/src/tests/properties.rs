@@ -5,6 +5,7 @@ use proptest::sample::{Index, select, subsequence};
 use proptest::strategy::Strategy;
 
 use super::*;
+use crate::cluster::Reach;
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -19,6 +20,9 @@ enum Event {
         node: usize,
         own: u64,
         more: u64,
+    },
+    Forget {
+        node: usize,
     },
     /// An attempt that is found on a node, whether it fits or not.
     Recover {
@@ -98,6 +102,7 @@ fn an_event() -> impl Strategy<Value = Event> {
         2 => (node(), a_node()).prop_map(|(node, as_node)| Event::Put { node, as_node }),
         1 => node().prop_map(|node| Event::Gone { node }),
         2 => (node(), 0..6u64, 0..4u64).prop_map(|(node, own, more)| Event::Allow { node, own, more }),
+        1 => node().prop_map(|node| Event::Forget { node }),
         1 => (node(), a_request()).prop_map(|(node, request)| Event::Recover { node, request }),
         12 => (a_request(), a_history()).prop_map(|(request, history)| Event::Place { request, history }),
         6 => any::<Index>().prop_map(|pick| Event::Release { pick }),
@@ -109,11 +114,17 @@ fn an_event() -> impl Strategy<Value = Event> {
 #[derive(Default)]
 struct Book {
     nodes: BTreeMap<NodeId, Node>,
+    shared: bool,
     own: BTreeMap<NodeId, Resources>,
     held: Vec<(NodeId, Request)>,
 }
 
 impl Book {
+    fn catalog(&self) -> Arc<Catalog> {
+        let nodes = self.nodes.iter().map(|(id, node)| (id.clone(), Arc::new(node.clone())));
+        Arc::new(Catalog::new(nodes))
+    }
+
     fn used(&self, node: &NodeId, resource: &str) -> u64 {
         let held = self.held.iter().filter(|(at, _)| at == node);
         held.map(|(_, request)| request.resources.get(resource)).sum()
@@ -121,7 +132,8 @@ impl Book {
 
     fn limit(&self, node: &NodeId, resource: &str) -> u64 {
         let capacity = self.nodes.get(node).map_or(0, |node| node.capacity.get(resource));
-        self.own.get(node).map_or(capacity, |own| own.get(resource).min(capacity))
+        let without = if self.shared { 0 } else { capacity };
+        self.own.get(node).map_or(without, |own| own.get(resource).min(capacity))
     }
 
     fn can_take(&self, id: &NodeId, node: &Node, request: &Request) -> bool {
@@ -144,24 +156,28 @@ proptest! {
     #[test]
     fn no_schedule_of_events_overcommits_a_node_and_what_is_explained_is_done(
         pack in any::<bool>(),
+        shared in any::<bool>(),
         salt in 0..3u64,
         first in prop::collection::vec(a_node(), NODES),
         events in prop::collection::vec(an_event(), 1..80),
     ) {
         let strategy = if pack { crate::Strategy::Pack } else { crate::Strategy::Spread };
         let mut cluster = Cluster::new(Policy { strategy, ..Policy::default() }).salted(salt);
-        let mut book = Book::default();
+        let mut book = Book { shared, ..Book::default() };
+        if shared {
+            cluster.share_with_others();
+        }
         let start = first.into_iter().enumerate().map(|(node, as_node)| Event::Put { node, as_node });
         for event in start.chain(events) {
             match event {
                 Event::Put { node, as_node } => {
-                    cluster.put(name(node), as_node.clone());
                     book.nodes.insert(name(node), as_node);
+                    cluster.follow(book.catalog());
                 }
                 Event::Gone { node } => {
                     book.nodes.remove(&name(node));
                     book.own.remove(&name(node));
-                    cluster.keep_only(book.nodes.keys());
+                    cluster.follow(book.catalog());
                 }
                 Event::Allow { node, own, more } if book.nodes.contains_key(&name(node)) => {
                     let of = |amount| amounts_of(amount, amount).with(Resources::TASKS, amount * 1_000);
@@ -169,12 +185,24 @@ proptest! {
                     book.own.insert(name(node), of(own));
                 }
                 Event::Allow { .. } => {}
+                Event::Forget { node } => {
+                    cluster.forget_allowance(&name(node));
+                    book.own.remove(&name(node));
+                }
                 Event::Recover { node, request } => {
                     cluster.reserve(&name(node), &request);
                     book.held.push((name(node), request));
                 }
                 Event::Place { request, history } => {
                     let explanation = cluster.explain(&request, &history);
+                    for (reach, chosen) in [
+                        (Reach::More, cluster.attainable(&request)),
+                        (Reach::Whole, cluster.conceivable(&request)),
+                    ] {
+                        let all = cluster.explained(&request, &History::default(), reach).candidates;
+                        prop_assert_eq!(chosen.as_ref(), all.first().map(|one| &one.node), "{:?}", reach);
+                        prop_assert_eq!(cluster.has_room_for(&request, reach), chosen.is_some());
+                    }
                     let placed = cluster.place(&request, &history);
                     let told: Vec<&NodeId> = explanation.candidates.iter().map(|one| &one.node).collect();
                     prop_assert_eq!(placed.as_ref(), told.first().copied(), "what is explained is done");
