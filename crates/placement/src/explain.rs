@@ -81,7 +81,7 @@ impl Cluster {
                 _ => rejected.push(Rejected { node: id.clone(), reasons }),
             }
         }
-        choices.sort_by(|one, other| self.order(one).cmp(&self.order(other)));
+        choices.sort_by_key(|choice| self.order(choice));
         let candidate = |choice: &Choice| {
             let Entry { id, node, .. } = &self.catalog().entries()[choice.entry];
             Candidate {
