@@ -234,6 +234,15 @@ impl Cluster {
         forgotten.into_iter().for_each(|place| self.vacate(place));
     }
 
+    /// Nodes of which more was allowed than is reserved on them, in any resource.
+    pub fn spare(&self) -> impl Iterator<Item = &NodeId> {
+        let has_spare = |place: &&Place| {
+            let own = place.allowance.as_ref().map_or(&[][..], |allowed| &allowed.own);
+            own.iter().enumerate().any(|(column, own)| *own > amount(&place.reserved, column))
+        };
+        self.places.iter().filter(has_spare).filter_map(|place| place.id.as_ref())
+    }
+
     pub fn reserved(&self, node: &NodeId) -> Option<Resources> {
         self.by_name.get(node).map(|at| self.named(&self.places[*at].reserved))
     }

@@ -41,12 +41,7 @@ impl Departures {
 }
 
 impl ShardOwner {
-    pub async fn leave_nodes(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<(), StoreError> {
-        self.empty_drained(builder, now);
-        self.leave_missing(builder, now).await
-    }
-
-    fn empty_drained(&mut self, builder: &mut PassBuilder, now: Timestamp) {
+    pub fn empty_drained(&mut self, builder: &mut PassBuilder, now: Timestamp) {
         if self.departures.drains.is_empty() {
             self.departures.asked.clear();
             return;
@@ -74,7 +69,11 @@ impl ShardOwner {
 
     /// Unclaimed attempts on nodes that nobody hears need not wait for their claim's deadline. A node that this owner
     /// has not met yet gets the time in which any replica would have named it; and so does everybody after a break.
-    async fn leave_missing(&mut self, builder: &mut PassBuilder, now: Timestamp) -> Result<(), StoreError> {
+    pub async fn leave_missing(
+        &mut self,
+        builder: &mut PassBuilder,
+        now: Timestamp,
+    ) -> Result<(), StoreError> {
         let clock = self.deps.clock.boottime();
         let missing = self.missing_with_unclaimed();
         let patience = |node: &NodeId| match self.watch.has_met(node) {

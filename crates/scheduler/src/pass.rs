@@ -69,8 +69,11 @@ impl ShardOwner {
         }
         if look {
             self.meet_nodes();
-            self.reap_silent(now).await?;
-            self.leave_nodes(&mut builder, now).await?;
+            self.empty_drained(&mut builder, now);
+            if self.watch.is_round_due(self.deps.clock.boottime(), self.deps.config.tick) {
+                self.reap_silent(now).await?;
+                self.leave_missing(&mut builder, now).await?;
+            }
             self.see_leavers_off(&mut builder).await?;
             self.make_room(&mut builder, now);
             self.reap_orphans(now).await?;

@@ -6,7 +6,7 @@
 //! that its tasks leave, and then stands in line like everybody. So nobody waits for long behind somebody who merely has,
 //! and nothing is ever used twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure_clock::BootTime;
@@ -24,6 +24,8 @@ pub(crate) struct Trades {
     pressed: BTreeMap<Common, BootTime>,
     /// Not to be asked for before then, unless somebody gives some back.
     patient: BTreeMap<Common, BootTime>,
+    /// Somebody has given some back, and this shard is down as one that wants it.
+    offered: BTreeSet<Common>,
     /// Since when there is some that nothing uses yet.
     kept: BTreeMap<Common, BootTime>,
     /// Nodes of which this shard has nothing, and until when it remembers what the others had of them.
@@ -60,6 +62,7 @@ impl Trades {
     pub fn called(&mut self, of: Common, given_back: bool, now: BootTime) {
         if given_back {
             self.patient.remove(&of);
+            self.offered.insert(of.clone());
         }
         self.pressed.insert(of, now + PRESSED_FOR);
     }
@@ -129,8 +132,11 @@ impl ShardOwner {
     }
 
     fn bids(&mut self, now: BootTime) -> Vec<Bid> {
+        let offered = std::mem::take(&mut self.trades.offered);
+        // A pressed shard that uses all it has can give nothing back.
+        let spare = self.ledger.spare().filter(|of| self.trades.pressed.contains_key(of));
         let mut wants: BTreeMap<Common, Want> =
-            self.trades.pressed.keys().map(|of| (of.clone(), Want::default())).collect();
+            spare.chain(offered.iter().cloned()).map(|of| (of, Want::default())).collect();
         for (limit, count) in self.ready.parked() {
             if let Some((of, one)) = self.ledger.demand(limit) {
                 wants.entry(of).or_default().add(one, count as u64);
@@ -148,7 +154,14 @@ impl ShardOwner {
             let wish = wish(&account, &want, pressed, u64::from(self.deps.shards));
             let asks = exceeds(&wish, &account.share) && !self.trades.patient.contains_key(&of);
             let least = plus(&account.used, &want.least.unwrap_or_default());
-            (asks || exceeds(&account.share, &wish)).then_some(Bid { of, wish, least })
+            if asks || exceeds(&account.share, &wish) {
+                return Some(Bid { of, wish, least });
+            }
+            // Its tasks have gone elsewhere since it asked: a bid for what it has takes it off the list, or it would be told of
+            // everything that anybody ever gives back.
+            let as_it_is =
+                || Bid { wish: account.share.clone(), least: account.used.clone(), of: of.clone() };
+            offered.contains(&of).then(as_it_is)
         };
         wants.into_iter().filter_map(bid).collect()
     }

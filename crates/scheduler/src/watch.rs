@@ -27,6 +27,8 @@ pub(crate) struct NodeWatch {
     met: BTreeMap<NodeId, Met>,
     /// Somebody may have come, or has still to answer: without that a look costs nothing, however many nodes there are.
     meeting_due: bool,
+    /// Links have changed since the last round.
+    round_due: bool,
     /// When this replica, or another one, last heard of each node that runs something: also of one whose link is gone.
     heard: BTreeMap<NodeId, BootTime>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct NodeWatch {
 impl NodeWatch {
     pub fn since(now: BootTime) -> Self {
         let (met, heard) = (BTreeMap::new(), BTreeMap::new());
-        Self { since: now, last_look: now, met, meeting_due: true, heard }
+        Self { since: now, last_look: now, met, meeting_due: true, round_due: true, heard }
     }
 
     /// Since when this owner has been watching without a break.
@@ -45,6 +47,13 @@ impl NodeWatch {
     /// Links have changed.
     pub fn links_changed(&mut self) {
         self.meeting_due = true;
+        self.round_due = true;
+    }
+
+    /// Whether it is time to see who is silent and who is missing: once a tick, whatever else there is to look at, and when
+    /// somebody has come or gone.
+    pub fn is_round_due(&mut self, now: BootTime, tick: Duration) -> bool {
+        std::mem::take(&mut self.round_due) || now.saturating_since(self.last_look) >= tick / 2
     }
 
     /// What the node holds is to be asked for once more.

@@ -53,7 +53,7 @@ const GREED: f64 = 0.3;
 const BURST_EVERY: Duration = Duration::from_secs(30);
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 /// In samples.
-const TELL_EVERY: usize = 30;
+const TELL_EVERY: usize = 5;
 /// Nothing here takes longer.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -398,9 +398,17 @@ impl Stage {
         }
         measured.samples.push(sample);
         if measured.samples.len().is_multiple_of(TELL_EVERY) {
+            let steps = |name: &str| self.world.trace().steps.get(name).copied().unwrap_or(0);
             (self.tell)(format!(
-                "{:>7.1} s  shards {}–{} each, {} without an owner; {} tasks done, {} running",
-                sample.at, sample.fewest, sample.most, sample.unowned, sample.ended, sample.running
+                "{:>7.1} s  shards {}–{} each, {} without an owner; {} tasks done, {} running; {} commits, {} trades",
+                sample.at,
+                sample.fewest,
+                sample.most,
+                sample.unowned,
+                sample.ended,
+                sample.running,
+                steps("commit_pass"),
+                steps("trade_shares")
             ));
         }
     }
