@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use rig::{Options, Owner, Rig, exec, failed, wait};
 use tenure_model::{
-    Affinity, DagSpec, NodeId, Outcome, Preference, QueueName, Resources, RunState, TaskSpec, TenantId,
+    Affinity, DagSpec, NodeId, Outcome, Preference, QueueName, Resources, RunState, ShardId, TaskSpec,
+    TenantId,
 };
-use tenure_store::{NodeRegistration, Quota};
+use tenure_store::{Common, NodeRegistration, Quota};
 
 const SHARDS: u16 = 4;
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Registers a node and connects it. `said` is like `zone=a`.
 async fn node(
@@ -242,4 +244,47 @@ async fn room_that_falls_free_goes_to_the_more_important_who_has_waited_not_to_a
     // In one pass: room falls free, and the next task of the same dag becomes ready.
     owner.end(&first, Outcome::Success).await;
     assert_eq!(owner.next().await.dag.as_str(), "high");
+}
+
+/// It asked for a node in vain, and its task went to another one: it does not want to hear of the first for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_whose_task_has_gone_elsewhere_is_taken_off_the_list_of_those_who_want_the_node() {
+    let rig = Rig::with_shards(SHARDS).await;
+    let mut owner = owner(&rig, SHARDS).await;
+    let one = |node: &mut NodeRegistration| {
+        node.capacity = Resources::default().with(Resources::TASKS, 1_000);
+    };
+    node(&rig, &owner, "a", &[], one).await;
+    let shard_of = |dag: &String| ShardId::of(&TenantId::default_tenant(), &dag.as_str().into(), SHARDS);
+    let dags: Vec<String> = (0..100).map(|number| format!("d{number}")).collect();
+    let other = dags.iter().find(|dag| shard_of(dag) != shard_of(&dags[0])).unwrap();
+    for dag in [&dags[0], other] {
+        rig.register(DagSpec::new(dag.as_str(), vec![exec("t")])).await;
+    }
+    rig.trigger(&dags[0], "r").await;
+    let first = owner.next().await;
+    owner.claim(&first).await;
+    rig.trigger(other, "r").await;
+    let wants_a = async || {
+        let shares = rig.store.shard_snapshot(shard_of(other)).await.unwrap().shares;
+        shares.iter().any(|share| share.of == Common::Node("a".into()))
+    };
+    let wanted = async |yes: bool| {
+        let until = rig.clock.boottime() + PATIENCE;
+        while wants_a().await != yes {
+            assert!(
+                rig.clock.boottime() < until,
+                "it should {} be on the list",
+                if yes { "" } else { "not" }
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    wanted(true).await;
+    node(&rig, &owner, "b", &[], one).await;
+    let second = owner.next().await;
+    assert_eq!(second.node.as_str(), "b");
+    owner.claim(&second).await;
+    owner.end(&first, Outcome::Success).await;
+    wanted(false).await;
 }
