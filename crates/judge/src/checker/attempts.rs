@@ -87,7 +87,9 @@ fn no_overlap(index: &Index<'_>, verdict: &mut Verdict) {
             if earlier.seen_at <= later.starts[0].at {
                 continue;
             }
-            if silenced(index, earlier) || ended_by_hand_under_another_owner(index, earlier, later) {
+            // Also one that was given up between its claim and its start, and starts when its node goes on.
+            let silenced = [earlier, later].into_iter().any(|effect| silenced(index, effect));
+            if silenced || ended_by_hand_under_another_owner(index, earlier, later) {
                 verdict.counts.excused_overlaps += 1;
                 continue;
             }
