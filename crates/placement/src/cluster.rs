@@ -234,13 +234,14 @@ impl Cluster {
         forgotten.into_iter().for_each(|place| self.vacate(place));
     }
 
-    /// Nodes of which more was allowed than is reserved on them, in any resource.
-    pub fn spare(&self) -> impl Iterator<Item = &NodeId> {
-        let has_spare = |place: &&Place| {
+    /// Nodes of which more was allowed than is reserved on them, or less, in any resource.
+    pub fn uneven(&self) -> impl Iterator<Item = &NodeId> {
+        let is_uneven = |place: &&Place| {
             let own = place.allowance.as_ref().map_or(&[][..], |allowed| &allowed.own);
-            own.iter().enumerate().any(|(column, own)| *own > amount(&place.reserved, column))
+            let columns = 0..own.len().max(place.reserved.len());
+            columns.into_iter().any(|column| amount(own, column) != amount(&place.reserved, column))
         };
-        self.places.iter().filter(has_spare).filter_map(|place| place.id.as_ref())
+        self.places.iter().filter(is_uneven).filter_map(|place| place.id.as_ref())
     }
 
     pub fn reserved(&self, node: &NodeId) -> Option<Resources> {

@@ -263,16 +263,17 @@ impl Ledger {
         }
     }
 
-    /// What this shard may use more of than it does.
-    pub fn spare(&self) -> impl Iterator<Item = Common> {
+    /// What this shard may use more of than it does, or uses more of than it may.
+    pub fn uneven(&self) -> impl Iterator<Item = Common> {
         let pools =
-            self.pools.iter().filter(|(_, slots)| slots.share.is_some_and(|share| share > slots.used));
+            self.pools.iter().filter(|(_, slots)| slots.share.is_some_and(|share| share != slots.used));
         let pools = pools.map(|(pool, _)| Common::Pool(pool.clone()));
-        let quotas = self.quotas.keys().map(|tenant| Common::Quota(tenant.clone())).filter(|of| {
+        let quotas = self.quotas.keys().map(|tenant| Common::Quota(tenant.clone()));
+        let quotas = quotas.filter(|of| {
             let Account { share, used, .. } = self.account(of);
-            share.0.iter().any(|(name, amount)| *amount > used.get(name))
+            share != used
         });
-        pools.chain(quotas).chain(self.cluster.spare().cloned().map(Common::Node))
+        pools.chain(quotas).chain(self.cluster.uneven().cloned().map(Common::Node))
     }
 
     /// Everything this shard has a share of, or should have.

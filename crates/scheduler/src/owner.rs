@@ -482,7 +482,7 @@ impl ShardOwner {
         if other_limits {
             // There may be less of something than there was.
             for of in self.ledger.shares() {
-                self.trades.called(of, true, self.deps.clock.boottime());
+                self.trades.reconsider(of, self.deps.clock.boottime());
             }
         }
         Ok(())

@@ -124,8 +124,11 @@ impl ShardOwner {
                 }
                 // The row has moved on already, whatever becomes of this pass.
                 Attention::Stop { node, attempt } => self.ended_by_user(node, attempt),
-                Attention::Shares { of, given_back } => {
-                    self.trades.called(of, given_back, self.deps.clock.boottime());
+                Attention::Shares { of, given_back: true } => {
+                    self.trades.offer(of, self.deps.clock.boottime());
+                }
+                Attention::Shares { of, given_back: false } => {
+                    self.trades.press(of, self.deps.clock.boottime());
                 }
                 // From a release that told in this way that the limits have changed.
                 Attention::Unknown => {}

@@ -57,14 +57,21 @@ const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 const AFTER_YOU: Duration = Duration::from_millis(30);
 
 impl Trades {
-    /// Another shard wants some, or has given some back, which is the time to ask again. That somebody else asks is not:
-    /// two that wait would call each other for ever.
-    pub fn called(&mut self, of: Common, given_back: bool, now: BootTime) {
-        if given_back {
-            self.patient.remove(&of);
-            self.offered.insert(of.clone());
-        }
+    /// Another shard wants some. That is no time to ask again: two that wait would call each other for ever.
+    pub fn press(&mut self, of: Common, now: BootTime) {
         self.pressed.insert(of, now + PRESSED_FOR);
+    }
+
+    /// Another shard has given some back, and this one is down as one that wants it: the time to ask again.
+    pub fn offer(&mut self, of: Common, now: BootTime) {
+        self.offered.insert(of.clone());
+        self.reconsider(of, now);
+    }
+
+    /// There may be less of it than there was, or more.
+    pub fn reconsider(&mut self, of: Common, now: BootTime) {
+        self.patient.remove(&of);
+        self.press(of, now);
     }
 
     /// When something may be asked for again.
@@ -133,10 +140,10 @@ impl ShardOwner {
 
     fn bids(&mut self, now: BootTime) -> Vec<Bid> {
         let offered = std::mem::take(&mut self.trades.offered);
-        // A pressed shard that uses all it has can give nothing back.
-        let spare = self.ledger.spare().filter(|of| self.trades.pressed.contains_key(of));
+        // A pressed shard that uses what it has, no less and no more, has nothing to give back and nothing to make good.
+        let uneven = self.ledger.uneven().filter(|of| self.trades.pressed.contains_key(of));
         let mut wants: BTreeMap<Common, Want> =
-            spare.chain(offered.iter().cloned()).map(|of| (of, Want::default())).collect();
+            uneven.chain(offered.iter().cloned()).map(|of| (of, Want::default())).collect();
         for (limit, count) in self.ready.parked() {
             if let Some((of, one)) = self.ledger.demand(limit) {
                 wants.entry(of).or_default().add(one, count as u64);
