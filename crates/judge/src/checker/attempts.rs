@@ -87,9 +87,10 @@ fn no_overlap(index: &Index<'_>, verdict: &mut Verdict) {
             if earlier.seen_at <= later.starts[0].at {
                 continue;
             }
-            // Also one that was given up between its claim and its start, and starts when its node goes on.
-            let silenced = [earlier, later].into_iter().any(|effect| silenced(index, effect));
-            if silenced || ended_by_hand_under_another_owner(index, earlier, later) {
+            if silenced(index, earlier)
+                || given_up_before_its_start(index, later, earlier)
+                || ended_by_hand_under_another_owner(index, earlier, later)
+            {
                 verdict.counts.excused_overlaps += 1;
                 continue;
             }
@@ -110,6 +111,15 @@ fn silenced(index: &Index<'_>, effect: &Effect) -> bool {
     let long = |fault: &&Fault| fault.until.duration_since(fault.at) > signed(index.history.limits.silence);
     let during = |fault: &Fault| fault.at <= effect.seen_at && fault.until >= effect.starts[0].at;
     index.history.faults.iter().filter(hit).filter(long).any(during)
+}
+
+/// Its node stood still between the claim and the start, for so long that it was given up and `next` was placed; it starts
+/// when the node goes on, before anybody can tell it not to.
+fn given_up_before_its_start(index: &Index<'_>, effect: &Effect, next: &Effect) -> bool {
+    let life = |effect: &Effect| index.attempts.get(effect.attempt.as_str());
+    let (Some(old), Some(new)) = (life(effect), life(next)) else { return false };
+    let given_up = old.rest.first().map(|step| step.row.committed_at);
+    given_up.is_some_and(|at| new.bound_at().is_some_and(|bound| at <= bound)) && silenced(index, effect)
 }
 
 /// A user ended the earlier one while it ran, and its shard has changed hands since: the new owner does not know that a

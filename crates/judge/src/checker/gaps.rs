@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::attempts::{seconds, signed};
-use super::index::{Index, Step};
+use super::index::Index;
 use super::{Promise, Verdict};
 use crate::history::{Aftermath, Fault, Hit, RunName};
 
@@ -53,6 +53,8 @@ struct Placement {
 struct Begun {
     created_at: Timestamp,
     begun_at: Option<Timestamp>,
+    /// From then on there was nothing to do in it, although nothing has been done.
+    gone_at: Option<Timestamp>,
 }
 
 impl<'a> Work<'a> {
@@ -69,13 +71,15 @@ impl<'a> Work<'a> {
         for (run, steps) in &index.run_steps {
             let (Some(row), Some(created)) = (index.runs.get(run), steps.first()) else { continue };
             let begun = steps.get(1);
-            let by_user = |step: &Step<'_>| step.row.scope.is_none();
-            if !could_start.contains(run) && steps.iter().skip(1).any(by_user) {
-                continue; // a user ended it before any of its tasks could start: nobody's work
+            if begun.is_some_and(|begun| begun.row.scope.is_none()) {
+                continue; // a user ended it before anybody could begin it: nobody's work
             }
             let begun_at = begun.map(|begun| begun.row.committed_at);
             let created_at = created.row.committed_at;
-            work.runs.entry(row.shard).or_default().push(Begun { created_at, begun_at });
+            // A user who ends it before any of its tasks could start takes the work away.
+            let by_user = steps.iter().skip(1).find(|step| step.row.scope.is_none());
+            let gone_at = by_user.map(|step| step.row.committed_at).filter(|_| !could_start.contains(run));
+            work.runs.entry(row.shard).or_default().push(Begun { created_at, begun_at, gone_at });
         }
         work
     }
@@ -89,15 +93,19 @@ impl<'a> Work<'a> {
         since.map(|placement| placement.claimed_at).min()
     }
 
-    /// The first moment after the fault at which the scope's owner had something to place: a run that was created and
-    /// not begun. The harness gives its dags no limit that could keep a run waiting.
-    fn waiting_since(&self, fault: &Fault, hit: &Hit, until: Timestamp) -> Option<Timestamp> {
+    /// The longest time after the fault, up to `until`, for which the scope's owner had something to place: a run that was
+    /// created and not begun. From when to when. The harness gives its dags no limit that could keep a run waiting.
+    fn waiting(&self, fault: &Fault, hit: &Hit, until: Timestamp) -> Option<(Timestamp, Timestamp)> {
         let shard: u16 = hit.scope.rsplit_once('-')?.1.parse().ok()?;
         let open =
             self.runs.get(&shard).into_iter().flatten().filter(|run| {
                 run.created_at < until && run.begun_at.is_none_or(|begun_at| begun_at > fault.at)
             });
-        open.map(|run| run.created_at.max(fault.at)).min()
+        let times = open.map(|run| {
+            let since = run.created_at.max(fault.at);
+            (since, run.gone_at.map_or(until, |gone| gone.clamp(since, until)))
+        });
+        times.max_by_key(|(since, until)| until.duration_since(*since))
     }
 }
 
@@ -106,8 +114,8 @@ fn check_hit(index: &Index<'_>, work: &Work<'_>, fault: &Fault, hit: &Hit, verdi
     // What happens after the scope was hit again is for that fault to answer for.
     let hit_again =
         next_hit(index, fault, hit).filter(|again| went_on.is_none_or(|went_on| *again < went_on));
-    let until = hit_again.or(went_on).unwrap_or(index.history.ended_at);
-    let Some(since) = work.waiting_since(fault, hit, until) else { return };
+    let next = hit_again.or(went_on).unwrap_or(index.history.ended_at);
+    let Some((since, until)) = work.waiting(fault, hit, next) else { return };
     let stood_still = until.duration_since(since);
     if stood_still > signed(fault.bound) {
         let how = if hit_again.is_none() && went_on.is_some() { "went on only" } else { "had not gone on" };
@@ -122,7 +130,7 @@ fn check_hit(index: &Index<'_>, work: &Work<'_>, fault: &Fault, hit: &Hit, verdi
         );
         verdict.violated(Promise::P9, None, what);
     }
-    if hit_again.is_none() {
+    if hit_again.is_none() && until == next {
         verdict.gaps.push(Gap { fault: fault.name.clone(), scope: hit.scope.clone(), stood_still });
     }
 }
