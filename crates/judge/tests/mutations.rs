@@ -71,6 +71,31 @@ fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
 }
 
 #[test]
+fn what_was_given_up_before_its_start_is_excused_when_its_node_goes_on() {
+    let mut history = support::good();
+    let lost =
+        history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
+    let lost = lost.expect("the good history has a lost node");
+    let millis = jiff::SignedDuration::from_millis;
+    let silence = history.faults.iter().find(|fault| !fault.silenced.is_empty()).unwrap();
+    let starts = silence.at + millis(6_000);
+    history.effects[lost].starts[0].at = starts;
+    history.effects[lost].seen_at = starts + millis(1);
+    history.effects[lost + 1].seen_at = starts + millis(1);
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    fault.until = starts;
+    let verdict = check(&history);
+    assert_eq!((verdict.violations, verdict.counts.excused_overlaps), (vec![], 1));
+
+    // Had its node been able to listen before that, somebody could have told it not to start.
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    fault.until = starts - millis(1);
+    let promises: Vec<Promise> =
+        check(&history).violations.iter().map(|violation| violation.promise).collect();
+    assert_eq!(promises, [Promise::P7]);
+}
+
+#[test]
 fn a_place_that_one_run_leaves_may_go_to_another_in_the_same_transaction_and_not_before() {
     let mut history = support::good();
     let tells = |row: &TrailRow, event: &str| row.entries.iter().any(|entry| entry.event == event);
