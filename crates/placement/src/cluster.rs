@@ -4,7 +4,7 @@
 //! a decision consists of.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
@@ -29,6 +29,8 @@ pub struct Cluster {
     by_name: BTreeMap<NodeId, usize>,
     /// Places that nobody has.
     vacant: Vec<usize>,
+    /// Places that something may still be placed on. At full nodes they are few.
+    roomy: BTreeSet<usize>,
     /// The place of each entry of the catalog, or `NO_PLACE`.
     place_of_entry: Vec<u32>,
     columns: BTreeMap<String, usize>,
@@ -133,7 +135,7 @@ impl Cluster {
     /// had by asking.
     pub fn share_with_others(&mut self) {
         self.shared = true;
-        self.places.iter_mut().for_each(|place| place.count(true));
+        (0..self.places.len()).for_each(|at| self.count(at));
     }
 
     /// The nodes are these from now on. What is reserved on one that is gone stays on the books until it is released; should
@@ -154,7 +156,7 @@ impl Cluster {
                 None => (self.places[at].capacity, self.places[at].allowance) = (vec![], None),
             }
             self.places[at].entry = entry;
-            self.places[at].count(self.shared);
+            self.count(at);
             self.vacate(at);
         }
         self.catalog = catalog;
@@ -168,14 +170,14 @@ impl Cluster {
         let at = self.place_of(node);
         let allowed = Allowed { own: self.row(&allowance.own), more: self.row(&allowance.more) };
         self.places[at].allowance = Some(allowed);
-        self.places[at].count(self.shared);
+        self.count(at);
     }
 
     /// What was said about the node before is out of date, and it has nothing that is this cluster's.
     pub fn forget_allowance(&mut self, node: &NodeId) {
         if let Some(at) = self.by_name.get(node).copied() {
             self.places[at].allowance = None;
-            self.places[at].count(self.shared);
+            self.count(at);
             self.vacate(at);
         }
     }
@@ -189,7 +191,7 @@ impl Cluster {
         place.reserved.resize(place.reserved.len().max(amounts.len()), 0);
         place.reserved.iter_mut().zip(&amounts).for_each(|(reserved, amount)| *reserved += amount);
         place.attempts += 1;
-        place.count(self.shared);
+        self.count(at);
         if let Some(group) = &request.group {
             *self.groups.entry(group.clone()).or_default().entry(at).or_default() += 1;
         }
@@ -204,7 +206,7 @@ impl Cluster {
             *reserved = reserved.checked_sub(*amount).expect("a reservation is released once");
         }
         place.attempts = place.attempts.checked_sub(1).expect("a reservation is released once");
-        place.count(self.shared);
+        self.count(at);
         if let Some(group) = &request.group {
             self.leave_group(group, at);
         }
@@ -319,13 +321,17 @@ impl Cluster {
         // Those that nothing is known of are as good as each other but for what never changes: the first of them stands for
         // all. So what this cluster has decides how long this takes, not how many nodes there are.
         let alike = request.affinity.spread.is_none() && *history == History::default();
-        if self.shared && (alike || matches!(reach, Reach::Own)) {
-            for place in self.places.iter().filter(|place| place.fits(needs, reach, true)) {
+        let mut consider_place = |place: &Place| {
+            if place.fits(needs, reach, self.shared) {
                 place.entry.and_then(|entry| prospects.of(entry)).into_iter().for_each(&mut consider);
             }
-            if !matches!(reach, Reach::Own) {
-                self.first_untouched(known).into_iter().for_each(consider);
-            }
+        };
+        if self.shared && matches!(reach, Reach::Own) {
+            // Every request takes something, if only a slot.
+            self.roomy.iter().for_each(|at| consider_place(&self.places[*at]));
+        } else if self.shared && alike {
+            self.places.iter().for_each(consider_place);
+            self.first_untouched(known).into_iter().for_each(consider);
         } else {
             let fits =
                 |at: usize| self.place_at(at).is_none_or(|place| place.fits(needs, reach, self.shared));
@@ -458,7 +464,6 @@ impl Cluster {
         if let Some(entry) = entry {
             place.capacity = row(&mut self.columns, &self.catalog.entries()[entry].node.capacity);
         }
-        place.count(self.shared);
         let at = match self.vacant.pop() {
             Some(at) => {
                 self.places[at] = place;
@@ -473,7 +478,19 @@ impl Cluster {
             self.place_of_entry[entry] = at as u32;
         }
         self.by_name.insert(node.clone(), at);
+        self.count(at);
         at
+    }
+
+    /// What decisions read, after something has changed at a place.
+    fn count(&mut self, at: usize) {
+        let place = &mut self.places[at];
+        place.count(self.shared);
+        if place.room.iter().any(|amount| *amount > 0) {
+            self.roomy.insert(at);
+        } else {
+            self.roomy.remove(&at);
+        }
     }
 
     /// A place that there is nothing to be said of can be somebody else's. Where all nodes are this cluster's alone they are
@@ -491,6 +508,7 @@ impl Cluster {
         }
         self.by_name.remove(&id.expect("it was there"));
         self.failing.remove(&at);
+        self.roomy.remove(&at);
         self.vacant.push(at);
     }
 
@@ -544,7 +562,6 @@ impl Place {
         allowed.saturating_sub(amount(&self.reserved, column))
     }
 
-    /// What decisions read, after something has changed.
     fn count(&mut self, shared: bool) {
         self.room = (0..self.capacity.len()).map(|column| self.room(column, Reach::Own, shared)).collect();
         let share = |(used, capacity): (&u64, &u64)| match capacity {
