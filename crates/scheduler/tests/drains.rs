@@ -166,6 +166,8 @@ async fn a_drain_outlives_every_replica() {
     assert_eq!(rig.states("d", "r").await, "scheduled", "both nodes are being emptied");
     let told = || next.status().waiting.contains(&("node", 1));
     wait("the reason is shown", told).await;
+    let why = rig.why(&["d"], "r").await;
+    assert!(why.contains("2 ") && why.contains("draining"), "{why}");
     chief.stop().await;
 }
 

@@ -184,6 +184,8 @@ async fn tasks_wait_for_a_node_that_is_gone_and_go_to_it_when_it_is_back() {
     rig.trigger("d", "r").await;
     let told = || owner.status().waiting.contains(&("node", 1));
     wait("the reason is shown", told).await;
+    let why = rig.why(&["d"], "r").await;
+    assert!(why.contains("1 node not connected"), "{why}");
     owner.hands.connect("n", Some(vec![]));
     owner.play(Outcome::Success).await;
 }

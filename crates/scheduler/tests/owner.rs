@@ -175,6 +175,8 @@ async fn a_missing_pool_holds_its_tasks_and_says_so_until_it_is_there() {
     rig.wait_states("d", "r", "scheduled").await;
     let told = || owner.status().waiting.contains(&("pool", 1));
     wait("the reason is shown", told).await;
+    let why = rig.why(&["d"], "r").await;
+    assert!(why.contains("rare does not exist"), "{why}");
     let pool = PoolRecord { name: PoolName::new("rare"), slots: 1, description: String::new() };
     rig.store.put_pool(&rig.user(), &pool).await.unwrap();
     owner.play(Outcome::Success).await;

@@ -147,6 +147,8 @@ async fn taints_queues_and_preferences_decide_where_tasks_go_also_where_shards_s
             all.iter().flat_map(|shard| &shard.waiting).any(|waiting| *waiting == ("node", 1))
         };
         wait("the reason is told", told).await;
+        let why = rig.why(&["d"], "r").await;
+        assert!(why.contains("5 nodes not serving queue huge"), "with the rig's own: {why}");
     }
 }
 
@@ -195,6 +197,8 @@ async fn a_quota_bounds_a_tenant_also_where_shards_share_it() {
             all.iter().flat_map(|shard| &shard.waiting).any(|(why, _)| *why == "quota")
         };
         wait("the reason is shown", told).await;
+        let why = rig.why(&dags.iter().map(String::as_str).collect::<Vec<_>>(), "r").await;
+        assert!(why.contains("takes all it may (2 tasks)"), "{why}");
         for _ in 2..dags.len() {
             owner.end(&running.remove(0), Outcome::Success).await;
             let assignment = owner.next().await;
@@ -241,6 +245,9 @@ async fn room_that_falls_free_goes_to_the_more_important_who_has_waited_not_to_a
     rig.trigger("high", "r").await;
     let waits = || owner.status().waiting.contains(&("node", 1));
     wait("the important one to wait", waits).await;
+    rig.store.record_presence("test", &["a".into()]).await.unwrap();
+    let why = rig.why(&["high"], "r").await;
+    assert!(why.contains("busy"), "{why}");
     // In one pass: room falls free, and the next task of the same dag becomes ready.
     owner.end(&first, Outcome::Success).await;
     assert_eq!(owner.next().await.dag.as_str(), "high");

@@ -26,6 +26,7 @@ use tenure_model::{
     Ack, Assignment, AttemptId, DagSpec, FailReason, Held, NewRun, NodeId, Outcome, Report, ReportBody,
     Resources, RunId, RunType, TaskKind, TaskSpec, TenantId,
 };
+use tenure_outlook::Reasons;
 use tenure_scheduler::{OwnerConfig, OwnerStatus, ReportDesk, Scheduler, SchedulerMetrics, SchedulerParts};
 use tenure_store::{
     AuditQuery, AuditView, CreateRunOutcome, DagRegistration, NodeRegistration, Paging, RunView, SharedStore,
@@ -391,6 +392,17 @@ impl Rig {
             }
         };
         tokio::time::timeout(PATIENCE, ended).await.unwrap_or_else(|_| panic!("{dag}/{run} does not end"))
+    }
+
+    /// What a user is told who asks why tasks of these runs wait.
+    pub async fn why(&self, dags: &[&str], run: &str) -> String {
+        let mut keys = vec![];
+        for dag in dags {
+            keys.push(self.run(dag, run).await.key);
+        }
+        let runs = self.store.load_runs(&keys).await.unwrap().runs;
+        let reasons = Reasons::of(&*self.store, &runs, self.clock.now()).await.unwrap();
+        reasons.tasks.into_values().collect::<Vec<String>>().join("; ")
     }
 
     /// The audit trail of a run, oldest first.
