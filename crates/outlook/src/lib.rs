@@ -11,7 +11,7 @@ mod preview;
 mod reasons;
 
 pub use demand::{Demand, Unmet};
-pub use picture::{Hearing, Picture};
+pub use picture::{Hearing, Picture, in_catalog};
 pub use preview::{PoolUse, Preview};
 pub use reasons::{Reasons, why_run_waits};
 pub use tenure_placement::{Candidate, Policy, Rejection, Request};

@@ -136,17 +136,7 @@ impl Picture {
     /// The nodes as placement sees them, with what is reserved. The policy ranks those that could take a request; who
     /// could does not depend on it.
     pub fn cluster(&self, policy: Policy) -> Cluster {
-        let node = |node: &NodeRecord| {
-            let known = Node {
-                capacity: node.capacity.clone(),
-                labels: node.labels.clone(),
-                taints: node.taints.clone(),
-                queues: node.queues.clone(),
-                reachable: !self.heard_by(&node.node).is_empty(),
-                draining: !node.takes_work(),
-            };
-            (node.node.clone(), Arc::new(known))
-        };
+        let node = |node: &NodeRecord| in_catalog(node.clone(), |id| !self.heard_by(id).is_empty());
         let mut cluster = Cluster::of(policy, Catalog::new(self.nodes.iter().map(node)));
         for ((node, request), count) in &self.requests {
             (0..*count).for_each(|_| cluster.reserve(node, request));
@@ -182,6 +172,14 @@ impl Picture {
         limits.extend(quota.and_then(|most| Holdup::quota(tenant, most, &self.taken(tenant), &asked)));
         limits
     }
+}
+
+/// A registered node as placement sees it, given who can be reached.
+pub fn in_catalog(record: NodeRecord, is_reachable: impl Fn(&NodeId) -> bool) -> (NodeId, Arc<Node>) {
+    let draining = !record.takes_work();
+    let NodeRecord { node: id, capacity, labels, taints, queues, .. } = record;
+    let reachable = is_reachable(&id);
+    (id, Arc::new(Node { capacity, labels, taints, queues, reachable, draining }))
 }
 
 /// The versions of these names that can be read, in one go.

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tenure_dispatch::Executor;
 use tenure_model::NodeId;
+use tenure_outlook::in_catalog;
 use tenure_placement::{Catalog, Node};
-use tenure_store::{DrainStage, Limits, NodeRecord, PoolRecord, Quota, SharedStore, StoreError};
+use tenure_store::{DrainStage, Limits, PoolRecord, Quota, SharedStore, StoreError};
 use tokio::sync::Notify;
 
 /// How long links rest after they have changed, for each node: thousands of agents that come at once are a few changes, not
@@ -110,13 +111,7 @@ impl Roster {
         let linked = self.linked();
         let drains = nodes.iter().filter_map(|node| Some((node.node.clone(), node.drain.as_ref()?.stage)));
         let drains = drains.collect();
-        let entry = |record: NodeRecord| {
-            let draining = !record.takes_work();
-            let NodeRecord { node: id, capacity, labels, taints, queues, .. } = record;
-            let reachable = linked.contains(&id);
-            let node = Node { capacity, labels, taints, queues, reachable, draining };
-            (id, Arc::new(node))
-        };
+        let entry = |record| in_catalog(record, |id| linked.contains(id));
         let nodes = Arc::new(Catalog::new(nodes.into_iter().map(entry)));
         let (number, read) = before.map_or((1, 1), |before| (before.number + 1, before.read + 1));
         Roll { number, read, version, pools, quotas, nodes, drains }
