@@ -183,10 +183,7 @@ fn endpoint(port: u16) -> String {
 }
 
 fn create_and_start(place: &Place, linger: u32) -> Result<Ports> {
-    let data = place.folder.join("data");
-    if data.exists() {
-        std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
-    }
+    place.clear()?;
     // Somebody may take a port between our look and the server's start.
     let mut failure = None;
     for _ in 0..3 {

@@ -40,6 +40,9 @@ while kill -0 "$server" 2>/dev/null; do
 done
 "#;
 
+const LOCK: &str = "lock";
+const USERS: &str = "users";
+
 /// The account that servers run under. Database servers refuse to run as root.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Account {
@@ -97,12 +100,26 @@ impl Place {
 
     /// Keeps others from starting or stopping the server while the answer lives.
     pub(crate) fn lock(&self) -> Result<File> {
-        self.locked("lock", FlockOperation::LockExclusive)
+        self.locked(LOCK, FlockOperation::LockExclusive)
     }
 
     /// Keeps the server running while the answer lives.
     pub(crate) fn use_it(&self) -> Result<File> {
-        self.locked("users", FlockOperation::LockShared)
+        self.locked(USERS, FlockOperation::LockShared)
+    }
+
+    /// Removes what a server that is gone has left, whichever account it ran under.
+    pub(crate) fn clear(&self) -> Result<()> {
+        for entry in std::fs::read_dir(&self.folder)? {
+            let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+            if name == LOCK || name == USERS {
+                continue; // others may be waiting for them
+            }
+            let removed =
+                if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.with_context(|| format!("removing {}", path.display()))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn start(&self, linger_seconds: u32, stop_signal: &str, server: &[String]) -> Result<Child> {

@@ -233,15 +233,12 @@ fn url(port: u16, database: &str) -> String {
 }
 
 fn create_and_start(place: &Place, account: Account, settings: &Settings, linger: u32) -> Result<u16> {
-    let data = place.folder.join("data");
-    if data.exists() {
-        std::fs::remove_dir_all(&data).with_context(|| format!("removing {}", data.display()))?;
-    }
+    place.clear()?;
     let mut create = account.command(binary("initdb")?);
     create
         .args(["--username", USER, "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"])
         .arg("--pgdata")
-        .arg(&data);
+        .arg(place.folder.join("data"));
     succeed(&mut create)?;
     start_somewhere(place, account, settings, linger)
 }
