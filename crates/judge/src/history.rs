@@ -274,7 +274,7 @@ pub struct Limits {
     pub unclaimed: Duration,
     /// How long a node must have been silent before its tasks may be given up.
     pub silence: Duration,
-    /// From due to created.
+    /// A tick that was due so shortly before the end may have made no run yet.
     pub tick_lateness: Duration,
     /// What a stopped task may take to end.
     pub stopping: Duration,

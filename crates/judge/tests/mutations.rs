@@ -96,6 +96,33 @@ fn what_was_given_up_before_its_start_is_excused_when_its_node_goes_on() {
 }
 
 #[test]
+fn an_excuse_for_one_overlap_is_none_for_the_next() {
+    let mut history = support::good();
+    let lost =
+        history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
+    let lost = lost.expect("the good history has a lost node");
+    let millis = jiff::SignedDuration::from_millis;
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    let starts = fault.at + millis(6_000);
+    fault.until = starts;
+    history.effects[lost].starts[0].at = starts;
+    history.effects[lost].seen_at = starts + millis(1);
+    history.effects[lost + 1].seen_at = starts + millis(3);
+    let mut third = history.effects[lost].clone();
+    third.attempt = "third".into();
+    (third.starts[0].at, third.seen_at) = (starts + millis(2), starts + millis(2));
+    history.effects.push(third);
+    let overlaps: Vec<String> = check(&history)
+        .violations
+        .into_iter()
+        .filter(|violation| violation.promise == Promise::P7)
+        .map(|violation| violation.what)
+        .collect();
+    assert_eq!(overlaps.len(), 1, "{overlaps:?}");
+    assert!(overlaps[0].contains(&history.effects[lost + 1].attempt) && overlaps[0].contains("third"));
+}
+
+#[test]
 fn a_place_that_one_run_leaves_may_go_to_another_in_the_same_transaction_and_not_before() {
     let mut history = support::good();
     let tells = |row: &TrailRow, event: &str| row.entries.iter().any(|entry| entry.event == event);

@@ -82,11 +82,12 @@ fn no_overlap(index: &Index<'_>, verdict: &mut Verdict) {
     }
     for (name, mut effects) in by_task {
         effects.sort_by_key(|effect| effect.starts[0].at);
-        for pair in effects.windows(2) {
-            let (earlier, later) = (pair[0], pair[1]);
-            if earlier.seen_at <= later.starts[0].at {
-                continue;
-            }
+        let started = |effect: &Effect| effect.starts[0].at;
+        let pairs = effects
+            .iter()
+            .enumerate()
+            .flat_map(|(at, later)| effects[..at].iter().map(move |earlier| (*earlier, *later)));
+        for (earlier, later) in pairs.filter(|(earlier, later)| earlier.seen_at > started(later)) {
             if silenced(index, earlier)
                 || given_up_before_its_start(index, later, earlier)
                 || ended_by_hand_under_another_owner(index, earlier, later)
