@@ -62,7 +62,7 @@ pub struct ElectorConfig {
 pub enum LossPolicy {
     /// The work stops; the elector stands for the scope again.
     Demote,
-    /// The whole process ends at once with this code.
+    /// The whole process ends at once with this code. If its exit hangs it is killed, before others can see the lease end.
     Exit(i32),
 }
 
@@ -231,15 +231,15 @@ impl Elector {
         let rules = config.rules(&*parts.leases)?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let (trips, tripped) = mpsc::unbounded_channel();
-        let (metrics, on_loss) = (parts.metrics.clone(), config.on_loss);
+        let (metrics, on_loss, margin) = (parts.metrics.clone(), config.on_loss, rules.margin);
         let watching = metrics.clone();
         let on_trip = move |reins: &Reins, reason: LossReason| {
             // First what matters: a full pipe behind the log must not keep it. The elector may have gone; then
             // nobody needs to know.
             let _ = trips.send((reins.scope().clone(), reins.term()));
-            told_lost(&watching, reins, &reason, on_loss);
+            told_lost(&watching, reins, &reason, on_loss, margin);
         };
-        let watchdog = Watchdog::start(config.watchdog, Arc::clone(&parts.clock), rules.margin, on_trip);
+        let watchdog = Watchdog::start(config.watchdog, Arc::clone(&parts.clock), margin, on_trip);
         let watchdog = watchdog.map_err(ElectorError::Watchdog)?;
         let patience = rules.drain_for + rules.call_budget() * 4;
         let now = Now { boot: parts.clock.boottime(), wall: parts.clock.now() };
@@ -381,7 +381,7 @@ impl Office {
             if let Event::Resign { scope, .. } = &event
                 && let Some(reins) = self.reins.get(scope).filter(|reins| reins.was_fenced())
             {
-                told_lost(&self.parts.metrics, reins, &LossReason::Fenced, self.on_loss);
+                self.told_lost(reins, &LossReason::Fenced);
             }
             self.stopping |= matches!(event, Event::Stop);
             let step = AssertUnwindSafe(|| {
@@ -400,6 +400,10 @@ impl Office {
         }
     }
 
+    fn told_lost(&self, reins: &Reins, reason: &LossReason) {
+        told_lost(&self.parts.metrics, reins, reason, self.on_loss, self.rules.margin);
+    }
+
     fn now(&self) -> Now {
         Now { boot: self.parts.clock.boottime(), wall: self.parts.clock.now() }
     }
@@ -409,7 +413,7 @@ impl Office {
         tracing::error!("the elector's decisions have panicked; it starts over");
         for reins in std::mem::take(&mut self.reins).into_values() {
             if reins.trip(LossReason::Confused) {
-                told_lost(&self.parts.metrics, &reins, &LossReason::Confused, self.on_loss);
+                self.told_lost(&reins, &LossReason::Confused);
             }
             reins.settle();
         }
@@ -536,7 +540,7 @@ impl Office {
                 if let Some(reins) = self.reins.get(&scope)
                     && reins.trip(reason.clone())
                 {
-                    told_lost(&self.parts.metrics, reins, &reason, self.on_loss);
+                    self.told_lost(reins, &reason);
                 }
             }
             Effect::End(scope) => {
@@ -661,13 +665,20 @@ impl Drop for Office {
     }
 }
 
-/// Logs and counts a loss, and ends the process if that is the policy.
-fn told_lost(metrics: &LeaseMetrics, reins: &Reins, reason: &LossReason, on_loss: LossPolicy) {
+/// Logs and counts a loss, and ends the process if that is the policy: within the margin, after which others may lead.
+fn told_lost(
+    metrics: &LeaseMetrics,
+    reins: &Reins,
+    reason: &LossReason,
+    on_loss: LossPolicy,
+    margin: Duration,
+) {
     let (scope, epoch) = (reins.scope(), reins.epoch());
     metrics.lost(scope, reason);
     match on_loss {
         LossPolicy::Demote => tracing::warn!(%scope, %epoch, %reason, "lease lost"),
         LossPolicy::Exit(code) => {
+            kill_after(margin * 3 / 4);
             let (scope, reason) = (scope.clone(), reason.clone());
             let (said, waiting) = std::sync::mpsc::channel();
             let speaking = std::thread::Builder::new().spawn(move || {
@@ -677,11 +688,23 @@ fn told_lost(metrics: &LeaseMetrics, reins: &Reins, reason: &LossReason, on_loss
             });
             if speaking.is_ok() {
                 // Whoever reads the log gets this long; the exit does not depend on it.
-                let _ = waiting.recv_timeout(LAST_WORDS);
+                let _ = waiting.recv_timeout(LAST_WORDS.min(margin / 4));
             }
             std::process::exit(code);
         }
     }
+}
+
+/// An exit still does what is left for the end of a process: it writes the rest of standard output, and calls what C code has
+/// registered. Any of that may hang.
+fn kill_after(patience: Duration) {
+    let kill = move || {
+        std::thread::sleep(patience);
+        let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        killed.expect("a process may kill itself");
+    };
+    // Without a thread there is still the exit.
+    let _ = std::thread::Builder::new().spawn(kill);
 }
 
 async fn next_hint(hints: &mut Option<broadcast::Receiver<Hint>>) -> Hint {

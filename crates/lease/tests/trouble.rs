@@ -3,13 +3,17 @@
 
 mod rig;
 
-use std::process::{Command, ExitStatus};
-use std::sync::Arc;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use rig::{
-    DURATION, Fault, LONG, Verb, config, elected, fenced, in_time, nobody, record, scope, stand, start, until,
+    DURATION, Fault, LONG, Troubled, Verb, config, elected, fenced, in_time, nobody, record, scope, stand,
+    start, until,
 };
 use tenure_clock::{BootTime, Clock, SystemClock};
 use tenure_lease::{
@@ -214,16 +218,36 @@ async fn a_starved_runtime_is_tripped_by_the_watchdog_in_time() {
 
 const CHILD: &str = "TENURE_LEASE_TEST_CHILD";
 
-/// Not a test by itself: what the child process of the two below does.
+/// For what has to be over between a deadline and the end of the lease: with the margin below, more than a second.
+const ROOMY: Duration = Duration::from_secs(6);
+
+/// Not a test by itself: what the child process of those below does.
 #[tokio::test]
 async fn child() {
     let Ok(role) = std::env::var(CHILD) else { return };
     let store = fenced();
     let on_loss = LossPolicy::Exit(NOT_THE_MASTER);
-    let elector = start(&store, ElectorConfig { on_loss, ..config("a", DURATION) });
+    let config = match role.starts_with("hang") {
+        true => ElectorConfig { margin: ROOMY / 5, ..config("a", ROOMY) },
+        false => config("a", DURATION),
+    };
+    let elector = start(&store, ElectorConfig { on_loss, ..config });
     let mut candidacy = stand(&elector);
     let tenure = elected(&mut candidacy).await;
     match role.as_str() {
+        "hang in what it does on a loss" => {
+            cut_and_tell(&store).await;
+            tenure.lost().cancelled().await;
+            // On the only thread of the runtime.
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        "hang in its exit" => {
+            // Nobody reads what it prints, and the last of that is still to be written.
+            let mut pipe = std::fs::File::from(std::io::stdout().as_fd().try_clone_to_owned().unwrap());
+            std::thread::spawn(move || while pipe.write_all(&[b'.'; 1024]).is_ok() {});
+            print!("the last of it");
+            cut_and_tell(&store).await;
+        }
         "lose" => store.leases.forget_lease(&scope()),
         "be cut off" => store.cut(),
         "starve" => std::thread::sleep(Duration::from_secs(20)),
@@ -253,19 +277,46 @@ async fn child() {
 
 /// Runs the child above in this role, and returns how it ended.
 fn run_child(role: &str) -> ExitStatus {
+    let mut child = child_command(role).spawn().unwrap();
+    wait_end(role, &mut child, SystemClock.boottime() + Duration::from_secs(60))
+}
+
+fn child_command(role: &str) -> Command {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    let mut child = child.args(["--exact", "child", "--nocapture"]).env(CHILD, role).spawn().unwrap();
-    let clock = SystemClock;
-    let until: BootTime = clock.boottime() + Duration::from_secs(60);
+    child.args(["--exact", "child", "--nocapture"]).env(CHILD, role);
+    child
+}
+
+fn wait_end(role: &str, child: &mut Child, until: BootTime) -> ExitStatus {
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
-        if clock.boottime() > until {
+        if SystemClock.boottime() > until {
             child.kill().unwrap();
+            child.wait().unwrap();
             panic!("the child that was to {role} has not ended");
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// From now on nothing gets through. Says on standard error when others will see the lease end: the clock is the machine's.
+async fn cut_and_tell(store: &Troubled) {
+    store.cut();
+    let now = SystemClock.boottime().saturating_since(BootTime::since_boot(Duration::ZERO));
+    eprintln!("expires at {}", (now + record(store).await.remaining).as_millis());
+}
+
+#[test]
+fn a_process_that_hangs_after_it_has_lost_its_lease_is_gone_before_others_see_the_lease_end() {
+    for role in ["hang in what it does on a loss", "hang in its exit"] {
+        let mut child = child_command(role).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let expires = said.find_map(|line| line.strip_prefix("expires at ")?.parse().ok());
+        let expires = BootTime::since_boot(Duration::from_millis(expires.expect("it says so")));
+        let status = wait_end(role, &mut child, expires);
+        assert!(status.code().is_none_or(|code| code == NOT_THE_MASTER), "{role}: {status}");
     }
 }
 
@@ -281,6 +332,47 @@ fn giving_the_lease_back_does_not_end_the_process_with_73() {
     for role in ["stop", "stop without a store", "stop before taking up"] {
         assert_eq!(run_child(role).code(), Some(0), "{role}");
     }
+}
+
+/// A wall clock that somebody sets.
+#[derive(Debug, Default)]
+struct SetClock(Mutex<SignedDuration>);
+
+impl Clock for SetClock {
+    fn now(&self) -> jiff::Timestamp {
+        SystemClock.now() + *self.0.lock().unwrap()
+    }
+    fn boottime(&self) -> BootTime {
+        SystemClock.boottime()
+    }
+    fn suspended(&self) -> Duration {
+        SystemClock.suspended()
+    }
+}
+
+#[tokio::test]
+async fn wall_clocks_that_are_set_by_an_hour_end_no_term_and_begin_none() {
+    let store = fenced();
+    let clocks = [Arc::new(SetClock::default()), Arc::new(SetClock::default())];
+    let [a, b] = [("a", 0), ("b", 1)].map(|(name, number)| {
+        let clock = Arc::clone(&clocks[number]);
+        rig::start_with(&store, config(name, DURATION), clock, LeaseMetrics::default())
+    });
+    let mut first = stand(&a);
+    let tenure = elected(&mut first).await;
+    let mut second = stand(&b);
+    for hours in [[1, 0], [-1, 0], [0, 0], [0, 1], [0, -1], [1, -1], [-1, 1]] {
+        for (clock, hours) in clocks.iter().zip(hours) {
+            *clock.0.lock().unwrap() = SignedDuration::from_hours(hours);
+        }
+        let before = tenure.valid_until();
+        let mut renewals = tenure.renewals();
+        let renewed = renewals.wait_for(|until| *until > before + DURATION);
+        in_time(&format!("renewals with clocks off by {hours:?} h"), renewed).await.unwrap();
+        assert!(tenure.guard().is_ok(), "{hours:?}");
+        nobody(&mut second, Duration::from_millis(10)).await;
+    }
+    assert_eq!(record(&store).await.epoch, tenure.epoch());
 }
 
 /// Reading it panics once, when the trap is set.
