@@ -85,6 +85,11 @@ impl MemoryLeases {
         }
     }
 
+    /// Deletes a fence, which nobody may: the next epoch is one that there was before.
+    pub fn forget_fence(&self, scope: &Scope) {
+        self.books().fences.remove(scope);
+    }
+
     /// Deletes leases whose scope begins with `under` and that ran out before `before`, at most `limit` of them, with
     /// their history. Fences stay. Answers with how many.
     pub fn forget_expired(&self, under: &str, before: jiff::Timestamp, limit: usize) -> usize {

@@ -18,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gate::Gate;
 use crate::machine::{Machine, Order, Verdict};
+use crate::plants::Plant;
 use crate::replica::Replica;
-use crate::run::Plant;
 use crate::world::{Party, World};
 
 /// When an agent asks elsewhere.

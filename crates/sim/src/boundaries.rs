@@ -2,8 +2,8 @@
 
 use crate::trace::Met;
 
-/// What replicas ask of the store.
-pub const STORE_VERBS: [&str; 30] = [
+/// What replicas ask of the store. The last is only asked where leases are apart.
+pub const STORE_VERBS: [&str; FENCED_VERBS + 1] = [
     "acquire",
     "advance_drain",
     "attach",
@@ -34,7 +34,18 @@ pub const STORE_VERBS: [&str; 30] = [
     "trade_shares",
     "undrain_node",
     "waiting",
+    "install_fence",
 ];
+/// So many where an acquire installs the fence.
+pub const FENCED_VERBS: usize = 30;
+
+/// What goes to wherever the leases are.
+pub fn is_about_leases(verb: &str) -> bool {
+    matches!(
+        verb,
+        "acquire" | "attach" | "find_lease" | "lease_history" | "list_leases" | "release" | "renew"
+    )
+}
 
 /// What becomes of such a call.
 const STORE_FAULTS: [&str; 10] = [
@@ -60,7 +71,7 @@ pub fn possible() -> impl Iterator<Item = Met> {
     let pairs = |faults: &'static [&'static str], steps: &'static [&'static str]| {
         faults.iter().flat_map(move |fault| steps.iter().map(move |step| (*fault, *step)))
     };
-    let shaken = &["message doubled", "messages reordered"];
+    let shaken = &["message doubled", "message late"];
     pairs(&STORE_FAULTS, &STORE_VERBS)
         .chain(pairs(&["crash before", "crash after"], &DISPATCH_STEPS))
         .chain(pairs(&["crash before"], &AGENT_STEPS))

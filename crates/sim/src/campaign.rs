@@ -11,7 +11,7 @@ use tenure_judge::checker;
 
 use crate::boundaries::possible;
 use crate::regressions::REGRESSIONS;
-use crate::run::{Options, Plant, Seen, run_seed};
+use crate::run::{Options, Seen, run_seed};
 use crate::trace::Met;
 
 /// Enough to see a pattern.
@@ -25,14 +25,13 @@ pub struct Campaign {
     pub first: u64,
     /// Seeds that have broken a promise before come before those.
     pub regressions: bool,
-    /// At most so many.
-    pub seeds: u64,
+    /// At most so many; `None`: as many as there is time for.
+    pub seeds: Option<u64>,
     /// At most so long, in real time.
     pub time: Option<Duration>,
     /// Every so many seeds one is run twice, to see that it is the same.
     pub twice_every: u64,
     pub threads: usize,
-    pub plant: Option<Plant>,
     /// Ends with the first that fails.
     pub stop_at_failure: bool,
 }
@@ -40,6 +39,8 @@ pub struct Campaign {
 #[derive(Debug, Default)]
 pub struct Report {
     pub seeds: u64,
+    /// How many there should have been, if the time was up before.
+    pub cut_short: Option<u64>,
     pub repeated: u64,
     pub events: u64,
     pub attempts: usize,
@@ -65,20 +66,22 @@ pub struct Report {
 
 pub fn run_campaign(campaign: &Campaign) -> Report {
     let begun = SystemClock.boottime();
-    let known = REGRESSIONS.iter().map(|(seed, _)| *seed).filter(|_| campaign.regressions);
-    let end = campaign.first.saturating_add(campaign.seeds);
-    let seeds = Mutex::new(known.chain(campaign.first..end));
+    let known: Vec<u64> =
+        REGRESSIONS.iter().map(|(seed, _)| *seed).filter(|_| campaign.regressions).collect();
+    let fresh = campaign.first..campaign.seeds.map_or(u64::MAX, |seeds| campaign.first.saturating_add(seeds));
+    let fresh = fresh.filter(|seed| !known.contains(seed));
+    let seeds = Mutex::new(known.iter().copied().chain(fresh));
     let stop = AtomicBool::new(false);
     let report = Mutex::new(Report::default());
     let work = || {
         loop {
-            let Some(seed) = seeds.lock().expect("no thread panics with it").next() else { return };
             let late =
                 campaign.time.is_some_and(|time| SystemClock.boottime().saturating_since(begun) >= time);
             if late || stop.load(Ordering::Relaxed) {
                 return;
             }
-            let options = Options { seed, telling: false, plant: campaign.plant };
+            let Some(seed) = seeds.lock().expect("no thread panics with it").next() else { return };
+            let options = Options { seed, telling: false, plant: None };
             let seen = run_seed(options);
             let again = (seed % campaign.twice_every == 1).then(|| run_seed(options).hash);
             let mut report = report.lock().expect("no thread panics with it");
@@ -94,6 +97,8 @@ pub fn run_campaign(campaign: &Campaign) -> Report {
         }
     });
     let mut report = report.into_inner().expect("no thread has panicked");
+    let is_left = seeds.into_inner().expect("no thread has panicked").next().is_some();
+    report.cut_short = campaign.seeds.filter(|_| is_left && !stop.into_inner());
     report.took = SystemClock.boottime().saturating_since(begun);
     report
 }
@@ -185,6 +190,9 @@ impl Report {
             self.unstable.len()
         );
         println!("{} placements took the last of what a node or a pool had", self.filled);
+        if let Some(asked) = self.cut_short {
+            println!("SHORT: the time was up before all of {asked} seeds had been run");
+        }
         for seed in &self.unstable {
             println!("UNSTABLE: seed {seed} is not the same twice");
         }

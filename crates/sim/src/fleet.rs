@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use crate::agent::SimAgent;
 use crate::gate::Gate;
 use crate::machine::number_of;
+use crate::network::QUICK;
 use crate::replica::name;
 use crate::store::RemoteStore;
 use crate::time::SimClock;
@@ -140,10 +141,10 @@ impl SimFleet {
         deed: impl Fn(&Arc<SimAgent>) + Send + Sync + Clone + 'static,
     ) {
         let Some(agent) = self.agent_of(node) else { return };
-        let (mut copies, fault) = self.world.network().copies(&self.world.dice);
+        let (mut copies, mut fault) = self.world.network().copies(&self.world.dice);
         if copies.is_empty() && !may_be_lost {
             // A stream loses nothing while it stands.
-            copies.push(Duration::from_millis(1));
+            (copies, fault) = (vec![QUICK], None);
         }
         if let Some(fault) = fault {
             self.world.trace().met(fault, boundary);

@@ -23,6 +23,7 @@ mod nemesis;
 mod network;
 mod operator;
 mod panics;
+mod plants;
 mod record;
 mod regressions;
 mod replica;
@@ -37,5 +38,6 @@ mod workload;
 mod world;
 
 pub use campaign::{Campaign, Report, replay, run_campaign};
-pub use run::{Options, PLANTS, Plant, Seen, run_seed};
+pub use plants::{PLANTS, Plant, Planted};
+pub use run::{Options, Seen, run_seed};
 pub use scale::{Measured, Scale, run_scale, write_plots};

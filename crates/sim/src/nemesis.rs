@@ -8,10 +8,11 @@ use tenure_judge::history::{Aftermath, Fault, Hit};
 use tenure_lease::{Hint, LeaseStore};
 use tenure_model::ShardId;
 
-use crate::boundaries::{AGENT_STEPS, DISPATCH_STEPS, STORE_VERBS};
+use crate::boundaries::{AGENT_STEPS, DISPATCH_STEPS, FENCED_VERBS, STORE_VERBS as VERBS};
 use crate::dice::Dice;
 use crate::network::Cut;
 use crate::operator::Operator;
+use crate::plants::Plant;
 use crate::replica::{LEASE, name};
 use crate::world::{Party, Stall, Trap, World};
 
@@ -119,9 +120,8 @@ impl Nemesis {
         self.world.set_trap(None);
         self.world.set_stall(None);
         for number in 0..self.world.replicas() {
-            self.operator.clocks[number].thaw();
             if let Some(replica) = self.world.replica(number) {
-                replica.gate.resume();
+                replica.resume();
             }
         }
         for number in 0..self.world.machines.len() {
@@ -144,7 +144,14 @@ impl Nemesis {
     /// What is asked of the store, the most important more often.
     fn a_verb(&self) -> &'static str {
         const MOST: [&str; 5] = ["commit_pass", "commit_pass", "record_reports", "renew", "acquire"];
-        let verbs: &[&'static str] = if self.dice.chance(50.0) { &MOST } else { &STORE_VERBS };
+        if let Some(verb) = self.operator.plant.and_then(Plant::weak_spot) {
+            return verb;
+        }
+        let verbs = match self.dice.chance(50.0) {
+            true => &MOST[..],
+            false if self.world.leases_apart => &VERBS[..],
+            false => &VERBS[..FENCED_VERBS],
+        };
         verbs[self.dice.below(verbs.len())]
     }
 
@@ -218,12 +225,10 @@ impl Nemesis {
                 let hit = self.held_by(number).await;
                 let long = lasts > LEASE * 2;
                 if let Some(replica) = world.replica(number) {
-                    replica.clock.freeze();
-                    replica.gate.pause();
+                    replica.pause();
                     world.look_for_silence();
                     tokio::time::sleep(lasts).await;
-                    replica.clock.thaw();
-                    replica.gate.resume();
+                    replica.resume();
                 }
                 (name(number).into(), if long { hit } else { vec![] })
             }
@@ -296,10 +301,18 @@ impl Nemesis {
             Kind::CutFromStore => {
                 let number = self.an_owner().await;
                 let cut = self.cut();
-                world.network().store_cuts.insert(number, cut);
+                // Where leases are apart: the one, the other, or both.
+                let which = if world.leases_apart { self.dice.below(3) } else { 2 };
+                if which != 0 {
+                    world.network().store_cuts.insert(number, cut);
+                }
+                if which != 1 {
+                    world.network().lease_cuts.insert(number, cut);
+                }
                 world.look_for_silence();
                 tokio::time::sleep(lasts).await;
                 world.network().store_cuts.remove(&number);
+                world.network().lease_cuts.remove(&number);
                 (name(number).into(), vec![])
             }
             Kind::Deaf => {
@@ -389,6 +402,9 @@ impl Nemesis {
                 if !leases.is_empty() {
                     let scope = self.dice.pick(&leases).scope.clone();
                     world.store.leases().forget_lease(&scope);
+                    if self.operator.plant == Some(Plant::EpochsStartOver) {
+                        world.store.leases().forget_fence(&scope);
+                    }
                     return (scope.to_string(), vec![]);
                 }
                 ("nothing".into(), vec![])

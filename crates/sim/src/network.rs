@@ -23,6 +23,8 @@ pub struct Cut {
 pub struct Network {
     /// Between a replica and the store.
     pub store_cuts: BTreeMap<usize, Cut>,
+    /// Between a replica and its leases, wherever they are.
+    pub lease_cuts: BTreeMap<usize, Cut>,
     /// Between an agent (there: to the replica) and a replica.
     pub agent_cuts: BTreeMap<(usize, usize), Cut>,
     /// The store refuses everybody.
@@ -61,23 +63,21 @@ impl Fate {
 }
 
 impl Network {
-    pub fn fate_of_call(&self, replica: usize, dice: &Dice) -> Fate {
-        let cut = self.store_cuts.get(&replica).copied().unwrap_or_default();
+    pub fn fate_of_call(&self, replica: usize, about_leases: bool, dice: &Dice) -> Fate {
+        let cuts = if about_leases { &self.lease_cuts } else { &self.store_cuts };
+        let cut = cuts.get(&replica).copied().unwrap_or_default();
         let slow = |dice: &Dice| self.store_slow.map_or(QUICK, |most| dice.between(QUICK, most));
         let (there, back) = (slow(dice), slow(dice));
         let forgotten = self.store_forgets > 0.0 && dice.chance(self.store_forgets);
         // Either way the caller does not know; half of what is lost never arrived.
-        let (lost_there, lost_back) = match forgotten {
-            true if dice.chance(50.0) => (true, false),
-            true => (false, true),
-            false => (cut.there, cut.back),
-        };
+        let on_its_way = forgotten && dice.chance(50.0);
+        let (lost_there, lost_back) = (cut.there || on_its_way, cut.back || (forgotten && !on_its_way));
         let fault = match () {
             () if self.store_down => Some("store down"),
-            () if forgotten && lost_there => Some("request lost"),
-            () if forgotten => Some("answer lost"),
             () if cut.there => Some("cut from store"),
             () if cut.back => Some("answers cut"),
+            () if on_its_way => Some("request lost"),
+            () if forgotten => Some("answer lost"),
             () if self.store_slow.is_some() => Some("slow store"),
             () => None,
         };
@@ -106,7 +106,7 @@ impl Network {
         }
         let fault = match (doubled, self.shuffling) {
             (true, _) => Some("message doubled"),
-            (false, Some(_)) => Some("messages reordered"),
+            (false, Some(_)) => Some("message late"),
             (false, None) => None,
         };
         (copies, fault)

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 use crate::agent::SimAgent;
 use crate::dice::Dice;
+use crate::plants::Plant;
 use crate::replica::{Replica, name};
-use crate::run::Plant;
 use crate::time::SimClock;
 use crate::world::{Party, World};
 
@@ -18,7 +18,7 @@ pub struct Operator {
     world: Arc<World>,
     dice: Dice,
     pub shards: u16,
-    plant: Option<Plant>,
+    pub plant: Option<Plant>,
     pub clocks: Vec<SimClock>,
     lives: Mutex<BTreeMap<usize, u32>>,
 }

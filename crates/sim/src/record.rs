@@ -6,7 +6,7 @@ use tenure_judge::history::{
     Entry, Fault, FenceRow, History, Limits, Place, Room, RunName, RunRow, Schedule, TaskRow, TermRow,
     TrailRow, TryRow,
 };
-use tenure_lease::{FenceStore, HISTORY, LeaseStore, Scope};
+use tenure_lease::{Epoch, FenceStore, HISTORY, LeaseStore, PastTerm, Scope};
 use tenure_model::{RunType, ShardId, TenantId};
 use tenure_store::{AuditEntry, CONTROLLER_SCOPE, Paging, PoolRecord, TiQuery, Views};
 
@@ -128,12 +128,22 @@ async fn authority(world: &World, shards: u16) -> (Vec<TermRow>, Vec<FenceRow>) 
     for scope in of_shards.chain([CONTROLLER_SCOPE.to_owned()]).map(Scope::new) {
         let past = world.store.lease_history(&scope, HISTORY).await.expect("memory answers");
         complete &= past.len() < HISTORY;
-        terms.extend(past.into_iter().map(|past| TermRow {
+        let row = |past: &PastTerm, epoch: Epoch| TermRow {
             scope: past.scope.to_string(),
-            epoch: past.epoch.0,
+            epoch: epoch.0,
             term: past.term.to_string(),
-            holder: past.holder.name,
-        }));
+            holder: past.holder.name.clone(),
+        };
+        if world.leases_apart {
+            // A term has an epoch once it has installed its fence. Some never come to it, and one whose lease is revoked
+            // before it has begun may win it again.
+            for (_, epoch, term) in world.fences().iter().filter(|(at, ..)| *at == scope) {
+                let winner = past.iter().find(|past| past.term == *term);
+                terms.extend(winner.map(|past| row(past, *epoch)));
+            }
+        } else {
+            terms.extend(past.iter().map(|past| row(past, past.epoch)));
+        }
         let fence = world.store.fence(&scope).await.expect("memory answers");
         fences.extend(fence.map(|(epoch, _)| FenceRow { scope: scope.to_string(), epoch: epoch.0 }));
     }

@@ -14,7 +14,7 @@ use tenure_scheduler::{
 
 use crate::fleet::SimFleet;
 use crate::gate::Gate;
-use crate::run::Plant;
+use crate::plants::Plant;
 use crate::store::RemoteStore;
 use crate::time::SimClock;
 use crate::world::World;
@@ -68,10 +68,11 @@ impl Replica {
         let actor = format!("{}#{life}", name(number));
         let holder = Holder { name: actor.clone(), instance: name(number).into(), session, address: None };
         let lease_metrics = LeaseMetrics::default();
+        let too_long = plant == Some(Plant::LongLeases);
         let config = ElectorConfig {
-            crash_hints: true,
+            crash_hints: !too_long,
             watchdog: WatchdogKind::Task,
-            ..ElectorConfig::new(holder, LEASE)
+            ..ElectorConfig::new(holder, if too_long { LEASE * 120 } else { LEASE })
         };
         let parts = ElectorParts {
             leases: store.clone(),
@@ -115,6 +116,20 @@ impl Replica {
         let desk = scheduler.desk();
         let parts = Mutex::new(Some(Parts { elector, scheduler, controller }));
         Arc::new(Self { gate, clock, store, fleet, desk, session, parts })
+    }
+
+    /// SIGSTOP: its clock stands still too.
+    pub fn pause(&self) {
+        self.clock.freeze();
+        self.gate.pause();
+    }
+
+    /// SIGCONT. The clock is the machine's: when this life is over it is the next one's.
+    pub fn resume(&self) {
+        if !self.gate.is_dead() {
+            self.clock.thaw();
+            self.gate.resume();
+        }
     }
 
     /// kill -9: from this instant on nobody hears of it. What is left of it in memory winds itself up.

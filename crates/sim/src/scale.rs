@@ -23,7 +23,7 @@ use crate::dice::Dice;
 use crate::operator::Operator;
 use crate::rooms::Rooms;
 use crate::time::GENESIS;
-use crate::world::{Size, World, clock_of};
+use crate::world::{Design, Size, World, clock_of};
 
 pub use plot::write_plots;
 pub use tally::Tally;
@@ -69,12 +69,21 @@ pub struct Measured {
     pub shards_half_way: Spread,
     pub runs: usize,
     pub tasks: u64,
-    /// Beyond one for each task: retries of what was lost.
+    /// Starts beyond one for each success.
     pub started_again: u64,
+    /// Successes beyond one for each task.
+    pub done_twice: u64,
     pub unfinished: usize,
     /// What the store was asked, and what agents did.
     pub steps: BTreeMap<&'static str, u64>,
     pub virtual_seconds: f64,
+}
+
+impl Measured {
+    /// Everything that was asked for was done, once: no node is lost in such a world, so nothing has to be tried again.
+    pub fn is_good(&self) -> bool {
+        self.runs > 0 && self.unfinished + self.started_again as usize + self.done_twice as usize == 0
+    }
 }
 
 /// One second.
@@ -143,7 +152,15 @@ impl Stage {
         let dice = Dice::seeded(scale.seed);
         let (falling, fallen) = mpsc::unbounded_channel();
         let size = Size { replicas, agents, shards };
-        let world = World::new(&dice, size, Rooms::plenty(agents), None, false, falling);
+        let design = Design {
+            size,
+            rooms: Rooms::plenty(agents),
+            flaw: None,
+            leases_apart: false,
+            telling: false,
+            counting: true,
+        };
+        let world = World::new(&dice, design, falling);
         let clocks = (0..replicas).map(|_| clock_of(world.time, &dice)).collect();
         let operator = Arc::new(Operator::new(&world, &dice, shards, None, clocks));
         tokio::spawn(Arc::clone(&operator).bury(fallen));
@@ -205,6 +222,7 @@ impl Stage {
         measured.runs = tally.runs();
         measured.unfinished = tally.unfinished();
         measured.started_again = tally.started - tally.succeeded;
+        measured.done_twice = tally.done_twice;
         (measured.modest, measured.greedy) =
             (Spread::of(tally.modest.clone()), Spread::of(tally.greedy.clone()));
         measured

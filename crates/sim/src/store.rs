@@ -7,6 +7,7 @@ mod chores;
 mod leases;
 mod views;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,9 @@ use tenure_store::{
 use tenure_store_memory::{Authority, Bells, MemoryStore};
 use tokio::sync::{broadcast, oneshot, watch};
 
+use crate::boundaries::is_about_leases;
 use crate::gate::Gate;
-use crate::network::{Fate, QUICK};
+use crate::network::{Cut, Fate, Network, QUICK};
 use crate::replica::name;
 use crate::world::{Party, World};
 
@@ -123,7 +125,7 @@ impl RemoteStore {
         while wakes.changed().await.is_ok() {
             tokio::time::sleep(Duration::from_millis(1)).await;
             wakes.mark_unchanged();
-            if !self.is_deaf() {
+            if self.hears(|network| &network.store_cuts) {
                 self.bells[usize::from(shard.0)].ring();
             }
         }
@@ -132,15 +134,16 @@ impl RemoteStore {
     async fn pass_hints_on(&self) {
         let mut hints = self.world.store.watch();
         while let Ok(hint) = hints.recv().await {
-            if !self.is_deaf() {
+            if self.hears(|network| &network.lease_cuts) {
                 let _ = self.hints.send(hint); // nobody may be listening
             }
         }
     }
 
-    fn is_deaf(&self) -> bool {
+    /// Whether it is told what happens there.
+    fn hears(&self, cuts: impl Fn(&Network) -> &BTreeMap<usize, Cut>) -> bool {
         let network = self.world.network();
-        network.deaf.contains(&self.replica) || network.store_cuts.contains_key(&self.replica)
+        !network.deaf.contains(&self.replica) && !cuts(&network).contains_key(&self.replica)
     }
 
     /// Something that may change the store: what is under way arrives, whatever becomes of the sender.
@@ -225,7 +228,7 @@ impl RemoteStore {
             self.gate.pass().await;
         }
         world.step(&self.gate, Party::Replica(self.replica), verb, false).await;
-        let mut fate = world.network().fate_of_call(self.replica, &world.dice);
+        let mut fate = world.network().fate_of_call(self.replica, is_about_leases(verb), &world.dice);
         if let Some(lasts) = world.stalls(self.replica, verb) {
             world.trace().met("frozen in the middle", verb);
             world.tell(|| format!("{who} freezes in the middle of {verb} for {lasts:?}"));
@@ -253,13 +256,11 @@ impl RemoteStore {
     fn freeze(&self, lasts: Duration) {
         let Some(replica) = self.world.replica(self.replica) else { return };
         let world = Arc::clone(&self.world);
-        replica.clock.freeze();
-        replica.gate.pause();
+        replica.pause();
         world.look_for_silence();
         tokio::spawn(async move {
             tokio::time::sleep(lasts).await;
-            replica.clock.thaw();
-            replica.gate.resume();
+            replica.resume();
             world.look_for_silence();
         });
     }

@@ -1,12 +1,13 @@
 //! Everything that is shared: true time, chance, the network, the one store, and what has happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use tenure_clock::Entropy;
 use tenure_judge::history::{Effect, End, Fault, Start};
+use tenure_lease::{Epoch, Scope, Term};
 use tenure_model::AttemptId;
 use tenure_store_memory::{Flaw, MemoryStore};
 use tokio::sync::mpsc;
@@ -29,6 +30,7 @@ pub struct World {
     pub dice: Dice,
     pub store: Arc<MemoryStore>,
     pub store_clock: SimClock,
+    pub leases_apart: bool,
     pub machines: Vec<Arc<Machine>>,
     pub rooms: Rooms,
     network: Mutex<Network>,
@@ -39,6 +41,8 @@ pub struct World {
     /// Where tasks are counted and not remembered.
     tally: Option<Mutex<Tally>>,
     faults: Mutex<Vec<Fault>>,
+    /// Where leases are apart: all that winners have installed.
+    fences: Mutex<BTreeSet<(Scope, Epoch, Term)>>,
     silence: Mutex<Silence>,
     trap: Mutex<Option<Trap>>,
     stall: Mutex<Option<Stall>>,
@@ -77,37 +81,40 @@ pub struct Size {
     pub shards: u16,
 }
 
-impl Size {
-    /// Too large to remember everything that happens in it.
-    pub fn is_large(self) -> bool {
-        self.agents * self.replicas > 100
-    }
+/// What kind of world.
+pub struct Design {
+    pub size: Size,
+    pub rooms: Rooms,
+    pub flaw: Option<Flaw>,
+    /// Leases are in another database than the work.
+    pub leases_apart: bool,
+    /// Keeps a story for people.
+    pub telling: bool,
+    /// Too large to remember everything that happens in it: tasks are counted.
+    pub counting: bool,
 }
 
 /// The most a clock goes wrong in a million parts: a bad quartz.
 const DRIFT: usize = 200;
 
 impl World {
-    pub fn new(
-        dice: &Dice,
-        size: Size,
-        rooms: Rooms,
-        flaw: Option<Flaw>,
-        telling: bool,
-        fallen: mpsc::UnboundedSender<Party>,
-    ) -> Arc<Self> {
+    pub fn new(dice: &Dice, design: Design, fallen: mpsc::UnboundedSender<Party>) -> Arc<Self> {
+        let Design { size, rooms, flaw, leases_apart, telling, counting } = design;
         let time = TrueTime::begin();
         let store_clock = SimClock::new(time, SignedDuration::ZERO, 0);
-        let clock = Arc::new(store_clock.clone());
-        let store = match flaw {
-            Some(flaw) => MemoryStore::flawed(size.shards, clock, flaw),
-            None => MemoryStore::new(size.shards, clock),
-        };
+        let mut store = MemoryStore::new(size.shards, Arc::new(store_clock.clone()));
+        if leases_apart {
+            store = store.with_leases_apart();
+        }
+        if let Some(flaw) = flaw {
+            store = store.flawed(flaw);
+        }
         let machine = |number| Arc::new(Machine::new(number, clock_of(time, dice), time));
         Arc::new(Self {
             time,
             store: Arc::new(store),
             store_clock,
+            leases_apart,
             machines: (0..size.agents).map(machine).collect(),
             rooms,
             network: Mutex::default(),
@@ -115,8 +122,9 @@ impl World {
             replicas: Mutex::new(vec![None; size.replicas]),
             agents: Mutex::new(vec![None; size.agents]),
             effects: Mutex::default(),
-            tally: size.is_large().then(Mutex::default),
+            tally: counting.then(Mutex::default),
             faults: Mutex::default(),
+            fences: Mutex::default(),
             silence: Mutex::new(Silence::new(size.agents)),
             trap: Mutex::default(),
             stall: Mutex::default(),
@@ -162,6 +170,10 @@ impl World {
         } else if let Some(effect) = effects.get_mut(&attempt) {
             (effect.seen_at, effect.end) = (now, end);
         }
+    }
+
+    pub fn fences(&self) -> MutexGuard<'_, BTreeSet<(Scope, Epoch, Term)>> {
+        self.fences.lock().expect("no panic while holding the fences")
     }
 
     pub fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use jiff::Timestamp;
-use tenure_model::{Ack, DagId, DagSpec, Report, ReportBody, RunId, RunKey, RunState, ShardId, TenantId};
+use tenure_model::{
+    Ack, DagId, DagSpec, Report, ReportBody, RunId, RunKey, RunState, ShardId, TaskState, TenantId, TiKey,
+};
 use tenure_store::edit::{self, RunEdit};
 use tenure_store::{
     Attention, ClearRequest, Cleared, MarkRequest, RunHeader, RunSnapshot, RunView, StoreError, TiView,
@@ -176,6 +178,12 @@ pub(crate) fn record(tables: &mut Tables, reports: &[Report], at: Timestamp, fla
     acks
 }
 
+/// A task that has ended runs again. Answers with how it had ended.
+fn revive(tables: &mut Tables, ti: TiKey) -> Option<TaskState> {
+    let row = tables.runs.get_mut(&ti.run)?.tis.get_mut(&place(ti))?;
+    row.ti.state.is_finished().then(|| std::mem::replace(&mut row.ti.state, TaskState::Running))
+}
+
 fn record_one(
     tables: &mut Tables,
     report: &Report,
@@ -184,6 +192,7 @@ fn record_one(
     flaw: Option<Flaw>,
 ) -> Ack {
     let ti = report.body.ti();
+    let over = (flaw == Some(Flaw::EndsTwice)).then(|| revive(tables, ti)).flatten();
     let Some(run) = tables.runs.get(&ti.run) else { return Ack::Superseded };
     if tables.spoiled_runs.contains(&ti.run) || tables.spoiled_tasks.contains(&ti) {
         // Nobody can say whether this attempt is current: the agent keeps what it knows until somebody can.
@@ -199,7 +208,10 @@ fn record_one(
         | ReportBody::Undelivered { attempt, .. }) = &mut report.body;
         *attempt = cached.as_ref().and_then(|cached| cached.ti.attempt).unwrap_or(*attempt);
     }
-    let (edit, ack) = edit::report(&header, cached.as_ref(), &report, at);
+    let (mut edit, ack) = edit::report(&header, cached.as_ref(), &report, at);
+    for (entry, state) in edit.audit.iter_mut().zip(over) {
+        entry.from = state.to_string();
+    }
     if !edit.is_empty() {
         let (actor, tenant): (String, TenantId) = (edit::reporter(&report), header.tenant.clone());
         write(tables, By { tenant: &tenant, actor: &actor, at, authority: None }, &header, &edit);

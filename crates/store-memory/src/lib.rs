@@ -21,7 +21,7 @@ mod tables;
 mod trail;
 mod views;
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use tenure_clock::Clock;
@@ -52,6 +52,10 @@ pub enum Flaw {
     AnyAttempt,
     /// It is not remembered which ticks have made their runs, and a second run for one is taken.
     DueRunsTwice,
+    /// The end of an attempt that has ended is taken again.
+    EndsTwice,
+    /// One in some runs is acknowledged and gone.
+    LosesRuns,
 }
 
 /// What a guard said when a call was sent. A request that is under way outlives whoever sent it, so the simulator has to
@@ -81,8 +85,13 @@ impl MemoryStore {
     }
 
     /// The same with a bug.
-    pub fn flawed(shards: u16, clock: Arc<dyn Clock>, flaw: Flaw) -> Self {
-        Self { flaw: Some(flaw), ..Self::new(shards, clock) }
+    pub fn flawed(self, flaw: Flaw) -> Self {
+        Self { flaw: Some(flaw), ..self }
+    }
+
+    /// The same with leases that leave fences to the winner, as where they are in another database than the work.
+    pub fn with_leases_apart(self) -> Self {
+        Self { leases: MemoryLeases::unfenced(Arc::clone(&self.clock)), ..self }
     }
 
     /// The leases themselves, for those that make them misbehave.
@@ -125,7 +134,8 @@ impl MemoryStore {
     }
 
     fn read<T>(&self, work: impl FnOnce(&mut Tables) -> T) -> T {
-        work(&mut self.tables.lock().expect("no panic while holding the tables"))
+        // Whoever panics with them is heard of; those who come after find what it has left.
+        work(&mut self.tables.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A transaction; whom it concerns is woken after it.

@@ -13,6 +13,8 @@ pub struct Tally {
     pub started: u64,
     pub ended: u64,
     pub succeeded: u64,
+    /// Successes of tasks that had succeeded before.
+    pub done_twice: u64,
     runs: BTreeMap<String, Run>,
     /// How long runs took, in seconds, by who asked for them.
     pub modest: Vec<f64>,
@@ -27,12 +29,15 @@ struct Run {
     asked_at: Timestamp,
     shard: ShardId,
     greedy: bool,
-    left: usize,
+    /// A bit for each of its tasks that is done.
+    done: u128,
 }
+
+const _: () = assert!(TASKS_IN_RUN <= u128::BITS as usize);
 
 impl Tally {
     pub fn asked(&mut self, run: String, asked_at: Timestamp, shard: ShardId, greedy: bool) {
-        self.runs.insert(run, Run { asked_at, shard, greedy, left: TASKS_IN_RUN });
+        self.runs.insert(run, Run { asked_at, shard, greedy, done: 0 });
         self.shards.entry(shard).or_default().0 += TASKS_IN_RUN as u64;
     }
 
@@ -40,10 +45,14 @@ impl Tally {
         self.ended += 1;
         let Some(start) = effect.starts.first().filter(|_| success) else { return };
         self.succeeded += 1;
-        let Some(run) = self.runs.get_mut(&start.run.run) else { return };
+        let bit = task_bit(&start.task);
+        let Some(run) = self.runs.get_mut(&start.run.run).filter(|run| run.done & bit == 0) else {
+            self.done_twice += 1;
+            return;
+        };
+        run.done |= bit;
         self.shards.entry(run.shard).or_default().1 += 1;
-        run.left -= 1;
-        if run.left == 0 {
+        if run.done.count_ones() as usize == TASKS_IN_RUN {
             let took = now.duration_since(run.asked_at).as_secs_f64();
             if run.greedy {
                 self.greedy.push(took)
@@ -67,4 +76,10 @@ impl Tally {
     pub fn done_of_asked(&self) -> Vec<f64> {
         self.shards.values().map(|(asked, done)| *done as f64 / *asked as f64).collect()
     }
+}
+
+/// Of `t0` to `t99`.
+fn task_bit(task: &str) -> u128 {
+    let number: u32 = task[1..].parse().expect("tasks of large worlds are numbered");
+    1 << number
 }

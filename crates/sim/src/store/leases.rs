@@ -1,10 +1,13 @@
 //! Leases and fences, over the same network as everything else.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use tenure_lease::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Epoch, FenceStore, Hint, LeaseError, LeaseRecord,
     LeaseStore, Lifeline, PastTerm, ReleaseOutcome, RenewOutcome, Scope, Session, Term,
 };
+use tenure_store_memory::MemoryStore;
 use tokio::sync::broadcast;
 
 use super::{RemoteStore, remote};
@@ -43,7 +46,13 @@ impl LeaseStore for RemoteStore {
 #[async_trait]
 impl FenceStore for RemoteStore {
     async fn install_fence(&self, scope: &Scope, term: Term, floor: Epoch) -> Result<Epoch, LeaseError> {
-        remote!(self, "install_fence", |store| scope => store.install_fence(&scope, term, floor))
+        let (world, scope) = (Arc::clone(&self.world), scope.clone());
+        let install = move |store: Arc<MemoryStore>| async move {
+            let epoch = store.install_fence(&scope, term, floor).await?;
+            world.fences().insert((scope, epoch, term));
+            Ok(epoch)
+        };
+        self.call("install_fence", install).await
     }
     async fn fence(&self, scope: &Scope) -> Result<Option<(Epoch, Term)>, LeaseError> {
         remote!(self, look "fence", |store| => store.fence(scope))
