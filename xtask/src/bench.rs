@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::up::{built, release_binary};
-use crate::{cargo, prerequisites};
+use crate::up::release_binary;
+use crate::{built, cargo, prerequisites};
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {
     match args.first().map(String::as_str) {

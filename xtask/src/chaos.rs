@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::{cargo, prerequisites, root};
+use crate::{built, cargo, prerequisites, target};
 
 pub fn run(args: &[String]) -> anyhow::Result<()> {
     prerequisites::ensure(false)?;
@@ -26,9 +26,7 @@ pub fn short(wiring: &str) -> Command {
 
 /// The harness, on the binary that has been built. `out`: where a history goes that breaks a promise.
 fn harness(out: &str) -> Command {
-    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-    let built = folder.join("debug");
-    let mut harness = Command::new(built.join("tenure-chaos"));
-    harness.arg("run").arg("--binary").arg(built.join("tenure")).arg("--out").arg(folder.join(out));
+    let mut harness = Command::new(built("debug", "tenure-chaos"));
+    harness.arg("run").arg("--binary").arg(built("debug", "tenure")).arg("--out").arg(target().join(out));
     harness
 }

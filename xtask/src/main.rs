@@ -110,6 +110,16 @@ fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// A program that cargo has built; `folder` is the profile's, which is `debug` for the profile of tests.
+fn built(folder: &str, name: &str) -> PathBuf {
+    target().join(folder).join(name)
+}
+
+/// Where cargo builds.
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask is a folder of the project").to_owned()

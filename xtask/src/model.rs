@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::{cargo, root};
+use crate::{built, cargo};
 
 pub fn run(large: bool) -> anyhow::Result<()> {
     let build = cargo(&["build", "--package", "tenure-protocol"]).status();
@@ -21,6 +21,5 @@ pub fn run(large: bool) -> anyhow::Result<()> {
 
 /// The model that is built already.
 pub fn command() -> Command {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-    Command::new(target.join("debug").join("tenure-model"))
+    Command::new(built("debug", "tenure-model"))
 }

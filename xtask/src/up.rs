@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use crate::{cargo, root};
+use crate::{built, cargo};
 
 /// Returns only when something went wrong: on success this process *is* `tenure up`, so that Ctrl-C and
 /// every other signal reach it without a middleman.
@@ -22,10 +22,4 @@ pub fn run(args: &[String]) -> anyhow::Result<()> {
 
 pub fn release_binary(name: &str) -> PathBuf {
     built("release", name)
-}
-
-/// A program that cargo has built; `folder` is the profile's, which is `debug` for the profile of tests.
-pub fn built(folder: &str, name: &str) -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    target.join(folder).join(name)
 }

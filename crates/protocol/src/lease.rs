@@ -2,7 +2,7 @@
 
 use crate::model::{Action, Backend, Event, Protocol};
 use crate::mutant::Mutant;
-use crate::state::{Call, Fence, Lease, Replica, Seat, State, Term};
+use crate::state::{Call, Epoch, Fence, Lease, Replica, Seat, State, Term};
 
 impl Protocol {
     pub(crate) fn lease_actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -85,7 +85,7 @@ impl Protocol {
                 }
             }
             Action::LeaseRunsOut => run_out(state),
-            // Crashed, frozen beyond its deadline (protocol/duties.rs `pass_deadlines`, watchdog.rs), told that somebody
+            // Crashed, frozen beyond its deadline (protocol/duties.rs `pass_deadline`, watchdog.rs), told that somebody
             // else leads (sight.rs `observe`), or fenced (tenure.rs `fenced`). Its transaction stays on its way.
             Action::StepDown(r) => replica(state, r).seat = Seat::Follows,
             // protocol.rs `resign`, duties.rs `release_the_unwanted`: the authority has ended before the release goes out.
@@ -183,9 +183,7 @@ impl Protocol {
             if self.is(Mutant::EpochResetOnDeletion) {
                 epoch = lease.epoch + 1;
             }
-            if state.trouble.forgot {
-                self.note(Event::EpochMintedTwice);
-            }
+            self.note_minted(state, epoch);
             state.db.fence = Fence { epoch, term };
         }
         state.db.lease = Lease { on_record: true, term, epoch, held: true };
@@ -204,11 +202,15 @@ impl Protocol {
             return Call::Install { term, floor };
         }
         state.db.before = self.may_forget(state).then_some((state.db.lease, fence));
-        if state.trouble.forgot {
-            self.note(Event::EpochMintedTwice);
-        }
+        self.note_minted(state, epoch);
         state.db.fence = Fence { epoch, term };
         Call::Installed { term, epoch }
+    }
+
+    fn note_minted(&self, state: &State, epoch: Epoch) {
+        if state.replicas.iter().any(|replica| replica.has(epoch)) {
+            self.note(Event::EpochMintedTwice);
+        }
     }
 
     /// protocol/answers.rs.
@@ -269,4 +271,38 @@ fn run_out(state: &mut State) {
 
 fn replica(state: &mut State, r: u8) -> &mut Replica {
     &mut state.replicas[usize::from(r)]
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: an event is counted when it happens, and only then. Method: a story, step by step.
+
+    use stateright::Model;
+
+    use super::*;
+    use crate::model::Size;
+    use crate::state::Trouble;
+
+    #[test]
+    fn an_epoch_is_minted_twice_while_somebody_still_has_it_from_before_the_failover() {
+        let size = Size { replicas: 2, epochs: 3, attempts: 1, trouble: Trouble::ANY, troubles_at_once: 1 };
+        let mut protocol = Protocol::new(size, Backend::Together, None);
+        protocol.symmetry = false;
+        let (mut state, mut minted_twice) = (State::new(), vec![]);
+        let acquired = |r| [Action::Campaign(r), Action::ExecuteCall(r), Action::AnswerArrives(r)];
+        let story = [
+            &acquired(0)[..],
+            &[Action::ForgetAcquire],
+            &acquired(1),
+            &[Action::LeaseRunsOut, Action::StepDown(0)],
+            &acquired(0),
+        ];
+        for steps in story {
+            for step in steps {
+                state = protocol.next_state(&state, *step).expect("a step that changes something");
+            }
+            minted_twice.push((state.db.fence.epoch, protocol.counts.of(Event::EpochMintedTwice)));
+        }
+        assert_eq!(minted_twice, [(1, 0), (0, 0), (1, 1), (1, 1), (2, 1)]);
+    }
 }

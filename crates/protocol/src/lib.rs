@@ -20,5 +20,5 @@ mod work;
 
 pub use model::{Action, Backend, Event, Protocol, Size};
 pub use mutant::Mutant;
-pub use report::{Exploration, Found, explore, hunt, stopwatch};
+pub use report::{Exploration, Found, Summary, explore, hunt, stopwatch};
 pub use state::{State, Trouble};

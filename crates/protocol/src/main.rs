@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use tenure_protocol::{
-    Backend, Exploration, Found, Mutant, Protocol, Size, Trouble, explore, hunt, stopwatch,
+    Backend, Exploration, Found, Mutant, Protocol, Size, Summary, Trouble, explore, hunt, stopwatch,
 };
 
 /// One line of the table.
@@ -62,8 +62,7 @@ fn main() -> ExitCode {
 
 fn explore_all(worlds: &[World]) -> bool {
     println!("replicas epochs attempts agents      states  transitions depth seconds");
-    let mut fine = true;
-    let mut last = None;
+    let mut explored = vec![];
     for World { size, backend, what } in worlds {
         let found = explore(Protocol::new(*size, *backend, None));
         println!(
@@ -77,29 +76,18 @@ fn explore_all(worlds: &[World]) -> bool {
             found.depth,
             found.took.as_secs_f64(),
         );
-        fine &= found.is_fine();
         complain(&found);
-        last = Some(last.map_or(found.clone(), |sum: Exploration| added(sum, &found)));
+        explored.push(found);
     }
-    let Some(sum) = last else { return false };
+    let together = Summary::of(&explored);
     println!("\nalways:");
-    sum.kept.iter().for_each(|name| println!("  {name}"));
+    together.kept.iter().for_each(|name| println!("  {name}"));
     println!("sometimes:");
-    sum.reached.iter().for_each(|name| println!("  {name}"));
-    for (event, count) in &sum.events {
+    together.reached.iter().for_each(|name| println!("  {name}"));
+    for (event, count) in &together.events {
         println!("  {} ({count} times)", event.name());
     }
-    fine
-}
-
-fn added(mut sum: Exploration, more: &Exploration) -> Exploration {
-    for (event, count) in &more.events {
-        match sum.events.iter_mut().find(|(known, _)| known == event) {
-            Some((_, before)) => *before += count,
-            None => sum.events.push((*event, *count)),
-        }
-    }
-    sum
+    explored.iter().all(Exploration::is_fine)
 }
 
 fn complain(found: &Exploration) {

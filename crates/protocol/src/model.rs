@@ -130,7 +130,9 @@ impl Event {
             Self::Withdrawn => "an attempt is withdrawn",
             Self::Reaped => "an attempt is reaped",
             Self::SelfFenced => "a node stops its task for want of contact",
-            Self::EpochMintedTwice => "an epoch is minted again after a failover lost it",
+            Self::EpochMintedTwice => {
+                "an epoch that a failover lost is minted again, and somebody still has it"
+            }
         }
     }
 

@@ -85,6 +85,23 @@ pub struct Replica {
 
 impl Replica {
     pub const NEW: Self = Self { seat: Seat::Follows, call: Call::None, write: None };
+
+    /// Sits or writes under this epoch, or has an answer or a release on its way that names it.
+    pub fn has(&self, epoch: Epoch) -> bool {
+        let sits = match self.seat {
+            Seat::Follows | Seat::Installs { .. } => false,
+            Seat::Confirms { epoch: its, .. } | Seat::Leads { epoch: its, .. } => its == epoch,
+        };
+        let calls = match self.call {
+            Call::None | Call::Acquire { .. } | Call::Install { .. } => false,
+            Call::Acquired { epoch: its, .. }
+            | Call::Installed { epoch: its, .. }
+            | Call::Confirm { epoch: its, .. }
+            | Call::Confirmed { epoch: its, .. }
+            | Call::Release { epoch: its, .. } => its == epoch,
+        };
+        sits || calls || self.write.is_some_and(|write| write.epoch == epoch)
+    }
 }
 
 /// What a process believes. It may have been frozen since it had reason to.

@@ -36,12 +36,12 @@ dies_by! {
     a_release_without_compare_makes_two_holders: ReleaseWithoutCompare breaks "P1 one holder",
     an_epoch_that_starts_over_has_two_writers: EpochResetOnDeletion breaks "P1 one writer",
     a_start_before_the_answer_is_a_start_without_a_claim: StartBeforeAnswer breaks "P3",
-    a_pass_without_revision_undoes_what_it_has_not_seen: NoRevision breaks "P",
+    a_pass_without_revision_undoes_what_it_has_not_seen: NoRevision breaks "P5",
     a_repeated_claim_that_leaves_no_trace_is_reaped_alive: RepeatedClaimUnrecorded breaks "P6",
     an_end_that_ignores_the_state_changes_what_is_final: EndIgnoresState breaks "P5",
     a_task_that_runs_on_without_contact_is_reaped_alive: NoSelfFence breaks "P6",
-    an_answer_that_crosses_a_loss_of_contact_starts_what_was_given_up: AnswerCrossesGap breaks "P",
-    a_recovered_attempt_that_starts_overlaps_its_successor: RecoveredStarts breaks "P",
+    an_answer_that_crosses_a_loss_of_contact_starts_what_was_given_up: AnswerCrossesGap breaks "P6",
+    a_recovered_attempt_that_starts_overlaps_its_successor: RecoveredStarts breaks "P7",
 }
 
 #[test]
