@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use common::cluster::{Cluster, PATIENCE, Replica, TOKEN, wait_split};
@@ -142,6 +143,40 @@ fn any_replica_takes_any_call_and_runs_go_on_when_their_owner_ends() {
     for dag in &dags {
         let run = cluster.json(&b, &["run", "trigger", dag, "--run-id", "two", "--wait", "--timeout", "30s"]);
         assert_eq!(run["state"], "success", "{run}");
+    }
+}
+
+#[test]
+fn one_key_used_on_two_replicas_at_once_makes_one_run_and_another_request_is_a_conflict() {
+    let cluster = Cluster::new();
+    let replicas = [cluster.server("a", &["--shards", "2"]), cluster.server("b", &[])];
+    let file = cluster.path("d.yaml");
+    std::fs::write(&file, "id: d\ntasks: { a: { empty: true } }\n").unwrap();
+    cluster.ok(&replicas[0], &["dag", "push", file.to_str().unwrap(), "--unpaused"]);
+    const CALLERS: usize = 8;
+    for round in 0..20 {
+        let (key, at_once) = (format!("k{round}"), Barrier::new(CALLERS));
+        // In every other round each replica is asked for something else.
+        let asked = |caller: usize| if round % 2 == 0 { 0 } else { caller % 2 };
+        let call = |caller: usize| {
+            let api = replicas[caller % 2].api();
+            at_once.wait();
+            let body = json!({ "conf": { "x": asked(caller) } });
+            api.post("/api/v2/dags/d/dagRuns", Some(&key), &body).expect("an answer")
+        };
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..CALLERS).map(|caller| scope.spawn(move || call(caller))).collect();
+            callers.into_iter().map(|caller| caller.join().unwrap()).collect()
+        });
+        let (_, made) = answers.iter().find(|(status, _)| *status == 200).expect("somebody made it");
+        for (caller, (status, run)) in answers.iter().enumerate() {
+            match made["conf"]["x"] == asked(caller) {
+                true => assert_eq!((*status, &run["dag_run_id"]), (200, &made["dag_run_id"]), "{run}"),
+                false => assert_eq!(*status, 409, "{run}"),
+            }
+        }
+        let (_, runs) = replicas[round % 2].api().get("/api/v2/dags/d/dagRuns").unwrap();
+        assert_eq!(runs["total_entries"], round + 1, "{answers:?}");
     }
 }
 

@@ -211,6 +211,36 @@ impl Clock for TrappedClock {
     }
 }
 
+/// A wall clock that stands where the test has set it; the time since boot goes on.
+#[derive(Debug)]
+pub struct WallClock(Mutex<Timestamp>);
+
+impl WallClock {
+    pub fn at(instant: &str) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(instant.parse().unwrap())))
+    }
+
+    pub fn set(&self, instant: Timestamp) {
+        *self.0.lock().unwrap() = instant;
+    }
+
+    pub fn advance(&self, by: Duration) {
+        *self.0.lock().unwrap() += by;
+    }
+}
+
+impl Clock for WallClock {
+    fn now(&self) -> Timestamp {
+        *self.0.lock().unwrap()
+    }
+    fn boottime(&self) -> BootTime {
+        SystemClock.boottime()
+    }
+    fn suspended(&self) -> Duration {
+        SystemClock.suspended()
+    }
+}
+
 /// A lease store from which no hints come.
 struct Deaf(Arc<dyn LeaseStore>);
 
