@@ -14,7 +14,7 @@ mod tenure;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 use tenure_testkit::OwnPostgres;
 
@@ -46,7 +46,6 @@ pub enum Peer {
     GraphileWorker,
     PgBoss,
     Apalis,
-    Dagu,
 }
 
 impl Peer {
@@ -57,7 +56,6 @@ impl Peer {
             Self::GraphileWorker => queues::GRAPHILE_WORKER.name,
             Self::PgBoss => queues::PG_BOSS.name,
             Self::Apalis => queues::APALIS.name,
-            Self::Dagu => "dagu",
         }
     }
 
@@ -68,7 +66,6 @@ impl Peer {
             Self::GraphileWorker => queues::GRAPHILE_WORKER.install(scratch),
             Self::PgBoss => queues::PG_BOSS.install(scratch),
             Self::Apalis => queues::APALIS.install(scratch),
-            Self::Dagu => bail!("no package registry has it"),
         }
     }
 
@@ -79,7 +76,6 @@ impl Peer {
             Self::GraphileWorker => queues::GRAPHILE_WORKER.measure(bench, installed, outcomes),
             Self::PgBoss => queues::PG_BOSS.measure(bench, installed, outcomes),
             Self::Apalis => queues::APALIS.measure(bench, installed, outcomes),
-            Self::Dagu => unreachable!("it cannot be installed"),
         }
     }
 }

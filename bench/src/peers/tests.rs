@@ -72,13 +72,6 @@ fn costs_are_shared_by_the_tasks_of_all_runs() {
 }
 
 #[test]
-fn who_is_in_no_registry_is_skipped_with_that_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let scratch = Scratch::open(Some(folder.path().to_owned())).unwrap();
-    assert_eq!(Peer::Dagu.install(&scratch).unwrap_err().to_string(), "no package registry has it");
-}
-
-#[test]
 fn everybody_has_a_name() {
     let names: Vec<&str> = Peer::value_variants().iter().map(|peer| peer.name()).collect();
     assert!(names.iter().all(|name| !name.is_empty()), "{names:?}");
