@@ -137,7 +137,8 @@ impl Protocol {
                 (false, true) => (index.first_look_after(*id, now), None),
                 (false, false) => (index.first_look(*id), share.list_at),
             };
-            let rested = share.rest_until.filter(|at| share.dirty && *at > now);
+            // Past moments too: it may have rested by now, after it was too early in the last step.
+            let rested = share.rest_until.filter(|_| share.dirty && share.may_plan(self.stopping));
             [look, list, share.plan_at, rested]
         });
         let renewal = (self.renewal.is_none() && index.holds_anything()).then_some(self.renew_at);

@@ -288,7 +288,7 @@ impl Protocol {
 
     fn share_out(&mut self, now: Now, id: CampaignId, effects: &mut Vec<Effect>) {
         let Some(share) = self.shares.get_mut(&id) else { return };
-        let ready = share.listed && !share.withdrawn && !self.stopping;
+        let ready = share.may_plan(self.stopping);
         share.dirty |= share.plan_at.take_if(|at| *at <= now.boot).is_some();
         if !ready || !share.dirty || share.rest_until.is_some_and(|at| at > now.boot) {
             return;

@@ -50,6 +50,10 @@ pub(super) struct Share {
 }
 
 impl Share {
+    pub(super) fn may_plan(&self, stopping: bool) -> bool {
+        self.listed && !self.withdrawn && !stopping
+    }
+
     /// What is to be handed over, if it has been too much for a while. The next one follows without a pause.
     pub(super) fn once_settled(
         &mut self,

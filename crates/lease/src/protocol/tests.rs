@@ -499,5 +499,11 @@ fn plans_for_thousands_of_scopes_are_made_with_a_rest_in_between_and_none_is_for
     let wake = desk.protocol.wake_at(desk.boot()).expect("something is left to do");
     let rest = REST_PER_SCOPE * 2_000;
     assert!(wake.saturating_since(desk.boot()) <= rest, "it wakes by itself");
+    let late = desk.boot() + rest * 2;
+    assert_eq!(
+        desk.protocol.wake_at(late),
+        Some(wake),
+        "also when it has rested before it could go to sleep"
+    );
     assert_eq!(requests(&desk.after(rest, Event::Tick)), 1);
 }

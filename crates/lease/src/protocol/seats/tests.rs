@@ -209,10 +209,10 @@ fn walked_wake_at(protocol: &Protocol, now: BootTime) -> Option<BootTime> {
         [by_state, seat.look.at.filter(|at| looks && !(listing && *at <= now)), seat.not_before]
     });
     let lists = protocol.shares.values().filter(|share| !share.withdrawn && !share.list_in_flight);
-    let plans = protocol
-        .shares
-        .values()
-        .flat_map(|share| [share.plan_at, share.rest_until.filter(|at| share.dirty && *at > now)]);
+    let plans = protocol.shares.values().flat_map(|share| {
+        let may_plan = share.listed && !share.withdrawn && !protocol.stopping;
+        [share.plan_at, share.rest_until.filter(|_| share.dirty && may_plan)]
+    });
     let held = protocol.seats.by_scope.values().any(|seat| seat.state.renewable().is_some());
     let renewal = (protocol.renewal.is_none() && held).then_some(protocol.renew_at);
     seats.chain(lists.map(|share| share.list_at)).chain(plans).flatten().chain(renewal).min()
