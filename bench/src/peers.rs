@@ -5,6 +5,7 @@
 //! it had done before counts, and the rest goes on.
 
 mod airflow;
+mod dagu;
 mod install;
 mod prefect;
 mod process;
@@ -43,6 +44,7 @@ pub struct Options<'a> {
 pub enum Peer {
     Airflow,
     Prefect,
+    Dagu,
     GraphileWorker,
     PgBoss,
     Apalis,
@@ -53,6 +55,7 @@ impl Peer {
         match self {
             Self::Airflow => airflow::NAME,
             Self::Prefect => prefect::NAME,
+            Self::Dagu => dagu::NAME,
             Self::GraphileWorker => queues::GRAPHILE_WORKER.name,
             Self::PgBoss => queues::PG_BOSS.name,
             Self::Apalis => queues::APALIS.name,
@@ -63,6 +66,7 @@ impl Peer {
         match self {
             Self::Airflow => airflow::install(scratch),
             Self::Prefect => prefect::install(scratch),
+            Self::Dagu => dagu::install(scratch),
             Self::GraphileWorker => queues::GRAPHILE_WORKER.install(scratch),
             Self::PgBoss => queues::PG_BOSS.install(scratch),
             Self::Apalis => queues::APALIS.install(scratch),
@@ -73,6 +77,7 @@ impl Peer {
         match self {
             Self::Airflow => airflow::measure(bench, installed, outcomes),
             Self::Prefect => prefect::measure(bench, installed, outcomes),
+            Self::Dagu => dagu::measure(bench, installed, outcomes),
             Self::GraphileWorker => queues::GRAPHILE_WORKER.measure(bench, installed, outcomes),
             Self::PgBoss => queues::PG_BOSS.measure(bench, installed, outcomes),
             Self::Apalis => queues::APALIS.measure(bench, installed, outcomes),

@@ -22,6 +22,8 @@ use crate::server::Stat;
 const GUARDED: &str = r#"exec 3<&0; (read -r _ <&3; kill -9 0) & exec "$@" </dev/null 3<&-"#;
 /// Long enough to say what is wrong, short enough to be read.
 const LAST_LINES: usize = 8;
+/// Whether a program has ended. Some are measured by how long they take.
+const WAIT_EVERY: Duration = Duration::from_millis(1);
 /// A look at the memory of forty Python processes costs a few milliseconds.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -94,7 +96,7 @@ pub fn run(what: &str, command: &Command, log: &Path, within: Duration) -> Resul
         match process.child.try_wait()? {
             Some(status) if status.success() => return Ok(()),
             Some(status) => bail!("{what} failed ({status}):\n{}", process.last_lines()),
-            None => std::thread::sleep(Duration::from_millis(50)),
+            None => std::thread::sleep(WAIT_EVERY),
         }
         ensure!(
             Instant::now() < deadline,

@@ -1,8 +1,11 @@
 //! Goal: pictures tell what the numbers tell. Method: lengths read back from the SVG, and the documentation's own files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
 
 use super::*;
+use crate::Family;
 use crate::report::{Machine, Statistic};
 
 fn report(figures: Vec<Figure>) -> Report {
@@ -57,16 +60,33 @@ fn numbers_are_as_long_as_they_need_to_be() {
 }
 
 #[test]
+fn every_family_has_its_figures_in_the_documentation() {
+    // Instructions have a baseline instead, beside the code.
+    let measured = Family::value_variants().iter().filter(|family| !matches!(family, Family::Instructions));
+    let names = measured.filter_map(|family| Some(family.to_possible_value()?.get_name().to_owned()));
+    let missing: Vec<String> =
+        names.filter(|name| !folder().join(name).with_extension("json").exists()).collect();
+    assert!(
+        missing.is_empty(),
+        "{missing:?}: cargo xtask bench <family> --json docs/benchmarks/<family>.json"
+    );
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks")
+}
+
+#[test]
 fn the_pictures_in_the_documentation_show_the_numbers_beside_them() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks");
     let files =
-        std::fs::read_dir(&folder).expect("there is a folder").map(|entry| entry.expect("an entry").path());
+        std::fs::read_dir(folder()).expect("there is a folder").map(|entry| entry.expect("an entry").path());
     let reports: Vec<_> =
         files.filter(|file| file.extension().is_some_and(|extension| extension == "json")).collect();
-    assert!(!reports.is_empty(), "no report in {}", folder.display());
+    assert!(!reports.is_empty(), "no report in {}", folder().display());
     for file in reports {
         let drawn = std::fs::read_to_string(file.with_extension("svg")).expect("a picture beside the report");
         let report = Report::read_json(&file).expect("a report");
+        assert_eq!(file.file_stem().and_then(|name| name.to_str()), Some(report.family.as_str()));
         assert!(
             drawn == svg(&report),
             "{} is out of date: cargo xtask bench plots docs/benchmarks/*.json",
