@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeSet;
 
+use jiff::{SignedDuration, Timestamp};
 use tenure_judge::checker::{Promise, check, tell};
 use tenure_judge::history::{History, RunName, TrailRow};
 use tenure_judge::mutations;
@@ -48,23 +49,43 @@ fn every_promise_has_a_mutation() {
     assert_eq!(broken, BTreeSet::from([P1, P2, P3, P4, P5, P6, P7, P8, P9, Story, Queued, Room]));
 }
 
-#[test]
-fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
-    let mut history = support::good();
+/// The attempt on the node that is lost; the next one is its successor.
+fn with_a_lost_node() -> (History, usize) {
+    let history = support::good();
     let lost =
         history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
-    let lost = lost.expect("the good history has a lost node");
-    let again = history.effects[lost + 1].starts[0].at;
-    history.effects[lost].seen_at = again + jiff::SignedDuration::from_millis(1);
+    (history, lost.expect("the good history has a lost node"))
+}
+
+/// It starts only when its silent node goes on, and is gone a moment later. When that is.
+fn with_a_late_start() -> (History, usize, Timestamp) {
+    let (mut history, lost) = with_a_lost_node();
     let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
-    fault.until = fault.at + jiff::SignedDuration::from_secs(6);
+    let starts = fault.at + millis(6_000);
+    fault.until = starts;
+    history.effects[lost].starts[0].at = starts;
+    history.effects[lost].seen_at = starts + millis(1);
+    (history, lost, starts)
+}
+
+fn millis(count: i64) -> SignedDuration {
+    SignedDuration::from_millis(count)
+}
+
+#[test]
+fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
+    let (mut history, lost) = with_a_lost_node();
+    let again = history.effects[lost + 1].starts[0].at;
+    history.effects[lost].seen_at = again + millis(1);
+    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
+    fault.until = fault.at + SignedDuration::from_secs(6);
     let verdict = check(&history);
     assert_eq!(verdict.violations, []);
     assert_eq!(verdict.counts.excused_overlaps, 1);
 
     // Shorter than the threshold, it excuses nothing.
     let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
-    fault.until = fault.at + jiff::SignedDuration::from_secs(4);
+    fault.until = fault.at + SignedDuration::from_secs(4);
     let promises: Vec<Promise> =
         check(&history).violations.iter().map(|violation| violation.promise).collect();
     assert_eq!(promises, [Promise::P7]);
@@ -72,18 +93,8 @@ fn a_silenced_node_excuses_what_nobody_could_have_stopped() {
 
 #[test]
 fn what_was_given_up_before_its_start_is_excused_when_its_node_goes_on() {
-    let mut history = support::good();
-    let lost =
-        history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
-    let lost = lost.expect("the good history has a lost node");
-    let millis = jiff::SignedDuration::from_millis;
-    let silence = history.faults.iter().find(|fault| !fault.silenced.is_empty()).unwrap();
-    let starts = silence.at + millis(6_000);
-    history.effects[lost].starts[0].at = starts;
-    history.effects[lost].seen_at = starts + millis(1);
+    let (mut history, lost, starts) = with_a_late_start();
     history.effects[lost + 1].seen_at = starts + millis(1);
-    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
-    fault.until = starts;
     let verdict = check(&history);
     assert_eq!((verdict.violations, verdict.counts.excused_overlaps), (vec![], 1));
 
@@ -97,16 +108,7 @@ fn what_was_given_up_before_its_start_is_excused_when_its_node_goes_on() {
 
 #[test]
 fn an_excuse_for_one_overlap_is_none_for_the_next() {
-    let mut history = support::good();
-    let lost =
-        history.effects.iter().position(|effect| effect.end.is_none() && effect.starts[0].run.dag == "wide");
-    let lost = lost.expect("the good history has a lost node");
-    let millis = jiff::SignedDuration::from_millis;
-    let fault = history.faults.iter_mut().find(|fault| !fault.silenced.is_empty()).unwrap();
-    let starts = fault.at + millis(6_000);
-    fault.until = starts;
-    history.effects[lost].starts[0].at = starts;
-    history.effects[lost].seen_at = starts + millis(1);
+    let (mut history, lost, starts) = with_a_late_start();
     history.effects[lost + 1].seen_at = starts + millis(3);
     let mut third = history.effects[lost].clone();
     third.attempt = "third".into();
